@@ -1,6 +1,6 @@
-"""Any `nn.Module` to an NNEF archive for tract. Knows nothing about language models or Hugging Face.
+"""Exports any `nn.Module` to an NNEF archive for tract. Independent of language models and Hugging Face.
 
-The names below are imported when first used: a command line that only prints its help should not wait for PyTorch.
+Names are imported when first used, so that the help of the command line does not wait for PyTorch.
 """
 
 from __future__ import annotations

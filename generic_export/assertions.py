@@ -52,14 +52,14 @@ def parse_extensions(given: Sequence[str] | str | None) -> tuple[Assertion, ...]
 def _parsed(text: object) -> Assertion:
     found = _LINE.fullmatch(text.strip()) if isinstance(text, str) else None
     if found is None or found["word"] not in (None, "tract_assert"):
-        raise OptionError(f"custom_extensions: {text!r} is no relation between sizes.", _FORMS)
+        raise OptionError(f"custom_extensions: {text!r} is not a relation between sizes.", _FORMS)
     labelled = _LABELLED.fullmatch(found["rest"])
     relation = Relation.parse(labelled["relation"] if labelled else found["rest"])
     if relation.divided_and_whole:
         symbol = relation.divided_and_whole[0]
         raise OptionError(
-            f"custom_extensions: {text!r} holds {symbol} both divided and whole.",
-            f"Beside a range of {symbol}, tract never ends loading it: leave it out.",
+            f"custom_extensions: {text!r} uses {symbol} both divided and whole.",
+            f"tract does not finish loading this together with a range of {symbol}: omit it.",
         )
     return Assertion(relation, labelled["label"] if labelled else "")
 
@@ -76,14 +76,14 @@ def held(assertions: Sequence[Assertion], prepared: Prepared) -> tuple[str, ...]
         if not assertion.label and not assertion.relation.holds(sizes):
             raise OptionError(
                 f"custom_extensions: {assertion.text!r} does not hold for the example, where {_told(sizes)}.",
-                "Correct it, or give an example in which it holds.",
+                "Correct it, or use an example for which it holds.",
             )
     scenarios = [assertion for assertion in assertions if assertion.label]
     if scenarios and not any(scenario.relation.holds(sizes) for scenario in scenarios):
         raise OptionError(
             f"custom_extensions: the example, where {_told(sizes)}, is in none of the scenarios "
             f"{', '.join(scenario.text for scenario in scenarios)}.",
-            "tract runs an archive with scenarios only within one of them: add one, or change the example.",
+            "tract runs an archive with scenarios only within one of them: add a scenario, or change the example.",
         )
     return tuple(assertion.text for assertion in assertions)
 
@@ -128,8 +128,8 @@ def warn_of_conditions(kind: str, conditions: Sequence[SizeCondition]) -> None:
             else ""
         )
         warnings.warn(
-            f"{kind}{where}: the archive is right where {condition.relation}{asked}, as it is in the example; "
-            "elsewhere the module does something else, and tract refuses to run it.",
+            f"{kind}{where}: the archive is correct where {condition.relation}{asked}, as in the example. At "
+            "other sizes the module takes another branch, and tract refuses to run.",
             stacklevel=4,
         )
 
@@ -152,7 +152,7 @@ def _require_known(assertion: Assertion, sizes: Mapping[str, int]) -> None:
             f"The symbols are {', '.join(sizes)}." if sizes else "No axis is dynamic: declare some with dynamic_axes."
         )
         raise OptionError(
-            f"custom_extensions: {assertion.text!r} speaks of {unknown}, which no input's axis is.", known
+            f"custom_extensions: {assertion.text!r} uses {unknown}, which is not the symbol of an input axis.", known
         )
 
 

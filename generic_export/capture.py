@@ -155,12 +155,12 @@ def _captured_otherwise(
             return result, other, f"{error.message} It was captured through {fallback.how}. {fallback.caution}".strip()
     except SpecializedAxisError as frozen:
         if frozen.message != attempts[-1].met:
-            attempts.append(CaptureAttempt("torch.export with numbers of the example", frozen.message))
+            attempts.append(CaptureAttempt("torch.export with numbers from the example", frozen.message))
         raise _with_attempts(SpecializedAxisError(error.message, f"{error.hint} {frozen.hint}"), attempts) from error
     if attempts[-1].method == ITSELF and error.hint == ANY_LINE:
-        failed = f"{class_name(refused.model)}: the module itself fails on the example inputs: {attempts[-1].met}."
+        failed = f"{class_name(refused.model)}: the module fails in PyTorch on the example inputs: {attempts[-1].met}."
         raise _with_attempts(
-            NotCapturableError(failed, "Give arguments with which `model(*args, **kwargs)` runs."), attempts
+            NotCapturableError(failed, "Use arguments with which `model(*args, **kwargs)` runs."), attempts
         ) from error
     raise _with_attempts(error, attempts)
 
@@ -328,8 +328,8 @@ def _with_distinct_names(graph: TorchModuleIRGraph, *, allow_same: bool) -> Torc
 def _take(taken: set[str], name: str) -> None:
     if identifier(name) in taken:
         raise OptionError(
-            f"two inputs or outputs are written {identifier(name)!r} in the graph.",
-            "Give each its own name (an output may bear an input's with allow_same_io_names=True).",
+            f"two inputs or outputs have the name {identifier(name)!r} in the graph.",
+            "Use different names (an output may have the name of an input with allow_same_io_names=True).",
         )
     taken.add(identifier(name))
 

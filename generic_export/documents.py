@@ -122,7 +122,7 @@ def _in_blocks(
     for label in turned:
         raise GraphError(
             f"tensor {label!r}: its blocks do not lie along the axis that the model sums over.",
-            "Store the transposed weight, as nn.Linear has it, or leave this tensor plain.",
+            "Store the transposed weight, as nn.Linear has it, or leave this tensor unquantized.",
         )
     return (store_in_blocks(document, formats) if formats else document), sources
 

@@ -138,13 +138,11 @@ def export_model_to_nnef(
     target_path, _ = archive_format_of(file_path_export, level)
     check_target(target_path, overwrite)
     if debug_bundle_path is not None and not (isinstance(inference_target, TractNNEF) and inference_target.check_io):
-        raise OptionError("debug_bundle_path needs a check that can fail.", "Use TractNNEF with check_io=True.")
+        raise OptionError("debug_bundle_path requires a check.", "Use TractNNEF with check_io=True.")
     if fragments and not isinstance(inference_target, TractNNEF):
-        raise OptionError(
-            "fragments for modules are written for tract alone.", "Leave fragments out, or use TractNNEF."
-        )
+        raise OptionError("fragments are supported for tract only.", "Omit fragments, or use TractNNEF.")
     if half and not isinstance(inference_target, TractNNEF):
-        raise OptionError("half mixes element types, which tract alone reads.", "Leave half out, or use TractNNEF.")
+        raise OptionError("half mixes dtypes, which tract only supports.", "Omit half, or use TractNNEF.")
     arguments = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = dict(kwargs or {})
     if isinstance(model, ExportedProgram):
@@ -300,8 +298,8 @@ def _tell_conditions(prepared: Prepared, target: InferenceTarget) -> None:
     elif conditions:
         where = f" at {conditions[0].source}" if conditions[0].source else ""
         raise SpecializedAxisError(
-            f"{kind}{where}: the model does something else where {conditions[0].text} does not hold.",
-            "Make the axis static, or change that line so that it is right for every size.",
+            f"{kind}{where}: the model takes another branch where {conditions[0].text} does not hold.",
+            "Make the axis static, or change that line so that it is correct for every size.",
         )
 
 
@@ -389,7 +387,8 @@ def _as_declared(attempt: Callable[[InferenceTarget], None], target: InferenceTa
     except T2NError:
         raise refusal from refusal.__cause__
     warnings.warn(
-        f"{kind}: sizes are taken for {', '.join(map(str, sizes))}, and tract refuses others. Without that: {refusal.message}",
+        f"{kind}: sizes are restricted to {', '.join(map(str, sizes))}, and tract refuses others. Without that: "
+        f"{refusal.message}",
         stacklevel=3,
     )
 
@@ -417,7 +416,7 @@ def _example_run(
     answered = call_example(model, args, kwargs)
     if len(answered.outputs) != len(graph.outputs):
         raise CaptureError(
-            f"{type(model).__name__} returned {len(answered.outputs)} tensors, its graph {len(graph.outputs)}."
+            f"{type(model).__name__} returned {len(answered.outputs)} tensors, but its graph has {len(graph.outputs)}."
         )
     return ExampleRun.from_tensors(answered.call.tensors, answered.outputs, graph.output_names)
 

@@ -30,7 +30,7 @@ def half_parameters(model: nn.Module) -> frozenset[str]:
     }
     beyond = {name for name, matrix in matrices.items() if not _fits(matrix)}
     for name in sorted(beyond):
-        logger.warning("%s stays in f32: it has values beyond f16's %d, or none that are numbers", name, _LARGEST)
+        logger.warning("%s stays in f32: its values exceed f16's %d, or are not finite", name, _LARGEST)
     return frozenset(matrices.keys() - beyond)
 
 

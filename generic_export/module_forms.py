@@ -51,7 +51,7 @@ def call_of(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str
     """
     if not args and not kwargs:
         if program.example_inputs is None:
-            raise OptionError("the program has no example inputs.", "Give args, or kwargs.")
+            raise OptionError("the program has no example inputs.", "Pass args, or kwargs.")
         args, kwargs = program.example_inputs
     module = program.module(check_guards=False)
     call = FlatCall.of(module, args, kwargs)
@@ -101,7 +101,7 @@ def computing_in(
         yield args, dict(kwargs)
         return
     if dtype not in _TYPES:
-        raise OptionError(f"dtype is {dtype}.", "Give torch.float32 or torch.float16: tract computes in these.")
+        raise OptionError(f"dtype is {dtype}.", "Use torch.float32 or torch.float16; tract computes in these.")
     call = FlatCall.of(model, args, kwargs)
     cast_args, cast_kwargs = call.arguments([_cast(tensor, dtype) for tensor in call.tensors])
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

@@ -78,14 +78,15 @@ class OpenedArchive:
         parameters = list(dict.fromkeys(name.split(".")[0] for name in self.input_names))
         if len(args) > len(parameters):
             raise OptionError(
-                f"the archive takes {len(parameters)} arguments, got {len(args)}.", f"It takes {', '.join(parameters)}."
+                f"the archive takes {len(parameters)} arguments, but got {len(args)}.",
+                f"Its arguments: {', '.join(parameters)}.",
             )
         given = {**dict(zip(parameters, args, strict=False)), **kwargs}
         tensors = {name: leaf for name, leaf in named_leaves(given) if leaf is not None}
         unknown = [name for name in tensors if name not in self.input_names]
         if unknown:
             raise OptionError(
-                f"the archive takes no {unknown[0]!r}.", f"It takes {', '.join(self.input_names) or 'nothing'}."
+                f"the archive has no input {unknown[0]!r}.", f"It takes {', '.join(self.input_names) or 'none'}."
             )
         return _nested(dict(zip(self.output_names, self.run(tensors), strict=True)))
 
@@ -107,8 +108,8 @@ class OpenedArchive:
         missing = [name for name in self.input_names if name not in tensors]
         if missing:
             raise OptionError(
-                f"the archive takes {', '.join(missing)}, which is not given.",
-                f"Given: {', '.join(tensors) or 'nothing'}.",
+                f"the archive needs {', '.join(missing)}.",
+                f"Given: {', '.join(tensors) or 'none'}.",
             )
         facts = zip(self.input_names, self.model.inputs, strict=True)
         return [_array(tensors[name], fact.datum_type) for name, fact in facts]
@@ -156,7 +157,7 @@ def _names(path: Path, said: object, identifiers: Sequence[str]) -> tuple[str, .
         names = None
     fits = isinstance(names, list) and all(isinstance(name, str) for name in names) and len(names) == len(identifiers)
     if not fits or any(identifier(name) != known for name, known in zip(names, identifiers, strict=True)):
-        raise ArchiveError(f"{path}: its names are not those of its tensors.", "Export the model again.")
+        raise ArchiveError(f"{path}: its recorded names do not match its tensors.", "Export the model again.")
     return tuple(names)
 
 

@@ -28,7 +28,8 @@ def parse_size(text: str | float, *, positive: bool = False) -> int:
     if size < positive:
         shown = _written(text)[:40]
         raise OptionError(
-            f"{shown!r} is no size.", "Write a number and a unit, such as 8GB, 1.5GiB or 900MB, or a number of bytes."
+            f"{shown!r} is not a size.",
+            "Write a number and a unit, such as 8GB, 1.5GiB or 900MB, or a number of bytes.",
         )
     return size
 

@@ -40,7 +40,7 @@ class VersionRange:
             return None
         if minor <= newest:
             return None
-        return f"{self.package} {installed} was not tried with this release (tried: {self.lowest} to {self.newest})."
+        return f"{self.package} {installed} was not tested with this release (tested: {self.lowest} to {self.newest})."
 
 
 TORCH = VersionRange("torch", "2.10", "2.15")

@@ -115,5 +115,5 @@ def _add(algorithms: dict[str, Quantizer], name: str, found: Any, origin: str) -
             "See quant.protocol.Quantizer.",
         )
     if name in algorithms:
-        raise OptionError(f"{origin}: the name {name!r} is taken by another quantizer.", "Give it another name.")
+        raise OptionError(f"{origin}: another quantizer already has the name {name!r}.", "Use another name.")
     algorithms[name] = quantizer

@@ -71,7 +71,7 @@ def parse_target(text: str | float) -> TargetSize:
     if found is not None:
         return TargetSize(growth=float(found[1]) / 100)
     if isinstance(text, str) and text.lstrip().startswith("+"):
-        raise OptionError(f"{text[:40]!r} is no size.", "Write a share such as +10%, or a size such as 900MB.")
+        raise OptionError(f"{text[:40]!r} is not a size.", "Write a share such as +10%, or a size such as 900MB.")
     return TargetSize(parse_size(text, positive=True))
 
 
@@ -111,9 +111,9 @@ def kept_plain(candidates: Sequence[Candidate], other_bytes: int, target: Target
     budget = target.above(smallest)
     if smallest > budget:
         raise OptionError(
-            f"the weights take {smallest / 1e6:.1f} MB when everything that can be is quantised, more than the "
-            f"{budget / 1e6:.1f} MB asked for.",
-            f"Ask for --target-size {math.ceil(smallest / 1e5) / 10}MB or more.",
+            f"the weights take {smallest / 1e6:.1f} MB when everything possible is quantized, more than "
+            f"the requested {budget / 1e6:.1f} MB.",
+            f"Use --target-size {math.ceil(smallest / 1e5) / 10}MB or more.",
         )
     free = [candidate for candidate in candidates if candidate.extra_bytes <= 0]
     return {candidate.name for candidate in free} | _fullest(

@@ -61,7 +61,7 @@ class GptqQuantizer:
             return ImatrixQuantizer().quantize(weight, statistics)
         if statistics.hessian.shape != (weight.shape[-1], weight.shape[-1]):
             raise WeightError(
-                f"a Hessian of shape {tuple(statistics.hessian.shape)} does not belong to a weight with "
+                f"a Hessian of shape {tuple(statistics.hessian.shape)} does not fit a weight with "
                 f"{weight.shape[-1]} input channels.",
                 "Collect the statistics with this model.",
             )
@@ -156,7 +156,9 @@ def _unit_factor(hessian: torch.Tensor, order: torch.Tensor) -> tuple[torch.Tens
             return factor, hessian
         damping = DEFAULT_DAMPING * _DAMPING_GROWTH**attempt
         hessian = hessian + torch.eye(len(hessian)) * (damping * mean)
-    raise WeightError("the input statistics hold inf or nan.", "Calibrate in f32, on a model whose outputs are finite.")
+    raise WeightError(
+        "the input statistics contain inf or NaN.", "Calibrate in f32, on a model whose outputs are finite."
+    )
 
 
 def _compensate(columns: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,7 @@ def _importance(weight: torch.Tensor, statistics: InputStatistics | None) -> tor
         return None
     if statistics.mean_square.shape[-1] != weight.shape[-1]:
         raise WeightError(
-            f"statistics of {statistics.mean_square.shape[-1]} channels do not belong to a weight with "
+            f"statistics of {statistics.mean_square.shape[-1]} channels do not fit a weight with "
             f"{weight.shape[-1]} input channels.",
             "Collect the statistics with this model.",
         )
@@ -183,7 +183,7 @@ def load_imatrix(path: Path, architecture: str | None = None, layers: int | None
         return _load_own(path)
     entries = _read_gguf(path) if magic == _GGUF_MAGIC else _read_dat(path)
     if architecture is None or layers is None:
-        raise WeightError(f"imatrix {path}: its tensors bear llama.cpp's names.", "Give the model it belongs to.")
+        raise WeightError(f"imatrix {path}: its tensors have llama.cpp's names.", "Pass the model to which it belongs.")
     return Imatrix(dict(_translated(entries, architecture, layers)))
 
 
@@ -198,7 +198,7 @@ def _load_own(path: Path) -> Imatrix:
     except (SafetensorError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, OSError) as error:
         raise WeightError(f"imatrix {path}: damaged: {error}.", "Collect the statistics again.") from error
     if metadata.get("format") != _FORMAT:
-        raise WeightError(f"imatrix {path}: it is not an imatrix of this program.", f"Expected format {_FORMAT}.")
+        raise WeightError(f"imatrix {path}: not an imatrix of t2n-llm.", f"Expected format {_FORMAT}.")
     return Imatrix(statistics, metadata.get("model", ""), metadata.get("tokenizer", ""))
 
 
@@ -213,23 +213,23 @@ def _read_gguf(path: Path) -> dict[str, InputStatistics]:
     try:
         tensors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in gguf_reader()(path).tensors}
     except Exception as error:  # the reader raises what numpy raises
-        raise WeightError(f"imatrix {path}: not a GGUF file that can be read: {error}.") from error
+        raise WeightError(f"imatrix {path}: not a readable GGUF file: {error}.") from error
     entries = {}
     for name, sums in tensors.items():
         if not name.endswith(_SUMS):
             continue
         base = name.removesuffix(_SUMS)
         if base + _COUNTS not in tensors:
-            raise WeightError(f"imatrix {path}: {base} has sums and no counts.", "Make the file again.")
+            raise WeightError(f"imatrix {path}: {base} has sums but no counts.", "Make the file again.")
         try:
             entries[base] = _from_sums(sums.to(torch.float64), tensors[base + _COUNTS].to(torch.float64))
         except (RuntimeError, ValueError, OverflowError) as error:
             raise WeightError(
-                f"imatrix {path}: the sums of {base} do not go with its counts: {first_line(error)}.",
+                f"imatrix {path}: the sums of {base} do not match its counts: {first_line(error)}.",
                 "Make the file again.",
             ) from error
     if not entries:
-        raise WeightError(f"imatrix {path}: a GGUF file without imatrix entries.", "Give a file of llama-imatrix.")
+        raise WeightError(f"imatrix {path}: a GGUF file without imatrix entries.", "Use a file of llama-imatrix.")
     return entries
 
 
@@ -260,10 +260,10 @@ def _read_dat(path: Path) -> dict[str, InputStatistics]:
                 entries[name] = _entry(values / max(1, calls), calls)
     except (ValueError, struct.error, UnicodeDecodeError) as error:
         raise WeightError(
-            f"imatrix {path}: neither a GGUF nor an imatrix.dat file: {error}.", "Give a file of llama-imatrix."
+            f"imatrix {path}: neither a GGUF nor an imatrix.dat file: {error}.", "Use a file of llama-imatrix."
         ) from error
     if not entries:
-        raise WeightError(f"imatrix {path}: it holds no entries.", "Give a file of llama-imatrix.")
+        raise WeightError(f"imatrix {path}: it has no entries.", "Use a file of llama-imatrix.")
     return entries
 
 
@@ -277,7 +277,7 @@ def _read_int(file: BinaryIO) -> int:
 def _read_exactly(file: BinaryIO, count: int) -> bytes:
     data = file.read(count)
     if len(data) != count:
-        raise ValueError(f"it ends {count - len(data)} bytes early")
+        raise ValueError(f"{count - len(data)} bytes are missing at its end")
     return data
 
 

@@ -117,20 +117,20 @@ def check_quantizable(values: torch.Tensor, name: str) -> None:
     if not values.dim() or values.shape[-1] % GROUP:
         size = values.shape[-1] if values.dim() else "no axis"
         raise WeightError(
-            f"tensor {name}: its last axis is {size}, and blocks hold {GROUP} values.",
+            f"tensor {name}: its last axis is {size}, which is not a multiple of {GROUP}.",
             "Keep this tensor in f16 or f32.",
         )
     # One sum finds inf and nan in one pass; finite values that overflow it are looked at one by one.
     if not bool(values.sum(dtype=torch.float32).isfinite()) and not bool(values.isfinite().all()):
         raise WeightError(
-            f"tensor {name}: it holds inf or nan, which have no quantised form.", "Repair the checkpoint."
+            f"tensor {name}: it contains inf or NaN, which cannot be quantized.", "Repair the checkpoint."
         )
 
 
 def _blocks_of(data: torch.Tensor, block_bytes: int, scheme: str) -> torch.Tensor:
     if not data.dim() or data.shape[-1] % block_bytes:
         raise WeightError(
-            f"{scheme} rows are whole numbers of {block_bytes}-byte blocks, got {list(data.shape)} bytes.",
+            f"{scheme} rows are multiples of {block_bytes}-byte blocks, got {list(data.shape)} bytes.",
             "The data are damaged, or not in this format.",
         )
     return data.unflatten(-1, (-1, block_bytes))

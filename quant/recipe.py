@@ -120,7 +120,7 @@ def named_recipe(spec: str, algorithms: Collection[str], target_size: TargetSize
     if ":" in spec:
         if not any(rule.choice.scheme == "q4_0" for rule in recipe.rules):
             raise OptionError(
-                f"recipe {name!r} leaves no values to choose: {algorithm!r} has no use there.", f"Write {name}."
+                f"recipe {name!r} has no q4_0 values, so the algorithm {algorithm!r} does not apply.", f"Write {name}."
             )
         _require_known("algorithm", algorithm, algorithms)
         recipe = replace(recipe, name=spec, algorithm=algorithm)
@@ -128,7 +128,7 @@ def named_recipe(spec: str, algorithms: Collection[str], target_size: TargetSize
         return replace(recipe, target_size=target_size or _MIXED_SIZE)
     if target_size is not None:
         raise OptionError(
-            f"--target-size has no meaning with recipe {name!r}.",
+            f"--target-size does not apply to recipe {name!r}.",
             f"Use {MIXED_RECIPE}, or target_size in a recipe file.",
         )
     return recipe
@@ -149,14 +149,14 @@ def read_recipe(path: Path, algorithms: Collection[str], target_size: TargetSize
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
-            raise OptionError(f"{path}: longer than {_MOST_BYTES} bytes, which no recipe is.", _WRITE)
+            raise OptionError(f"{path}: longer than {_MOST_BYTES} bytes, the limit for a recipe.", _WRITE)
         data = yaml.load(text.decode(), _RecipeLoader)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"{path}: the recipe cannot be read: {reason}.", _WRITE) from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:  # to Python a number of thousands of digits is none
-        reason = "too many brackets in brackets" if isinstance(error, RecursionError) else str(error)
-        raise OptionError(f"{path}: not YAML that a recipe is made of: {' '.join(reason.split())}.", _WRITE) from error
+        reason = "brackets are nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise OptionError(f"{path}: not the YAML of a recipe: {' '.join(reason.split())}.", _WRITE) from error
     recipe = parse_recipe(data, str(path), algorithms, default_name=path.stem)
     return recipe if target_size is None else replace(recipe, target_size=target_size)
 
@@ -168,9 +168,9 @@ class _RecipeLoader(yaml.SafeLoader):  # type: ignore[misc]
         """Refuse aliases, and tags that the author wrote."""
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1} repeats another part (*{event.anchor})")
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} uses an alias (*{event.anchor})")
         if getattr(event, "tag", None) is not None:
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1} names a type ({event.tag})")
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} uses a type tag ({event.tag})")
         return super().compose_node(parent, index)
 
 
@@ -188,12 +188,12 @@ def parse_recipe(data: Any, origin: str, algorithms: Collection[str], default_na
         OptionError: a key, scheme or algorithm is unknown, or a value has the wrong type.
     """
     if not isinstance(data, dict):
-        raise OptionError(f"{origin}: a recipe is a mapping with the keys {', '.join(_KEYS)}.", _WRITE)
+        raise OptionError(f"{origin}: a recipe must be a mapping with the keys {', '.join(_KEYS)}.", _WRITE)
     for key in data:
         _require_known(f"{origin}: key", key, _KEYS)
     tensors = data.get("tensors", {})
     if not isinstance(tensors, dict):
-        raise OptionError(f"{origin}: 'tensors' maps patterns to schemes, got {type(tensors).__name__}.", _WRITE)
+        raise OptionError(f"{origin}: 'tensors' must map patterns to schemes, got {type(tensors).__name__}.", _WRITE)
     rules = tuple(_parse_rule(pattern, value, origin, algorithms) for pattern, value in tensors.items())
     dtype = data.get("dtype")
     if dtype is not None:
@@ -252,7 +252,7 @@ def matches(pattern: str, tensor: TensorName) -> bool:
 
 def _parse_rule(pattern: Any, value: Any, origin: str, algorithms: Collection[str]) -> Rule:
     if not isinstance(pattern, str) or not pattern:
-        raise OptionError(f"{origin}: pattern {pattern!r} is no text.", "Write patterns in quotes.")
+        raise OptionError(f"{origin}: pattern {pattern!r} is not text.", "Write patterns in quotes.")
     if pattern.startswith("@"):
         _require_known(f"{origin}: role", pattern, ROLES)
     where = f"{origin}: {pattern}"
@@ -263,12 +263,12 @@ def _parse_rule(pattern: Any, value: Any, origin: str, algorithms: Collection[st
     elif isinstance(value, str):
         scheme, _, algorithm = value.partition(":")
     else:
-        raise OptionError(f"{where}: {value!r} is no scheme.", f"Schemes: {', '.join(SCHEMES)}.")
+        raise OptionError(f"{where}: {value!r} is not a scheme.", f"Schemes: {', '.join(SCHEMES)}.")
     _require_known(f"{where}: scheme", scheme, SCHEMES)
     if algorithm:
         _require_known(f"{where}: algorithm", algorithm, algorithms)
         if scheme != "q4_0":
-            raise OptionError(f"{where}: algorithms choose q4_0 values, the scheme is {scheme}.", "Drop the algorithm.")
+            raise OptionError(f"{where}: algorithms apply to q4_0, but the scheme is {scheme}.", "Drop the algorithm.")
     return Rule(pattern, Choice(str(scheme), str(algorithm)))
 
 

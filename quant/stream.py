@@ -84,12 +84,13 @@ class QuantizedTensor(StoredBlocks, DerivedTensor):
     def __post_init__(self) -> None:
         if self.source.dtype not in SOURCE_DTYPES:
             raise WeightError(
-                f"tensor {self.name}: {self.source.dtype} cannot be quantised.", "Quantise f16, bf16, f32 or f64."
+                f"tensor {self.name}: {self.source.dtype} cannot be quantized.",
+                "Quantize f16, bf16, f32 or f64 tensors.",
             )
         if not row_length(self.shape) or self.block_format not in BLOCK_FORMATS:
             raise WeightError(
-                f"tensor {self.name}: shape {list(self.shape)} has no {self.block_format} form: rows must be whole groups "
-                f"of {GROUP} values.",
+                f"tensor {self.name}: shape {list(self.shape)} cannot be stored as {self.block_format}: rows "
+                f"must be multiples of {GROUP} values.",
                 "Keep it in f16 or f32.",
             )
 

@@ -55,8 +55,8 @@ class QTensor(torch.Tensor):
         size = tuple(shape)
         if blob.dtype is not torch.uint8 or math.prod(size) % block.group or blob.numel() != block.data_size(size):
             raise WeightError(
-                f"{blob.numel()} bytes of {blob.dtype} are no {scheme} tensor of shape {list(size)}.",
-                f"Give uint8, {block.block_bytes} bytes for every {block.group} values.",
+                f"{blob.numel()} bytes of {blob.dtype} do not match a {scheme} tensor of shape {list(size)}.",
+                f"Use uint8, {block.block_bytes} bytes for every {block.group} values.",
             )
         made = wrapper_tensor(cls, size, dtype=dtype, device=blob.device)  # type: ignore[attr-defined]
         made.blob = blob.reshape(-1)
@@ -90,7 +90,9 @@ class QTensor(torch.Tensor):
         length = row_length(tuple(weight.shape))
         if not length:
             check_quantizable(weight, name)
-            raise WeightError(f"tensor {name}: shape {list(weight.shape)} has no rows of whole groups.")
+            raise WeightError(
+                f"tensor {name}: the rows of shape {list(weight.shape)} are not multiples of the group size."
+            )
         rows = weight.detach().cpu().to(torch.float32).reshape(-1, length)
         check_quantizable(rows, name)
         if scheme == "q8_1":
@@ -142,9 +144,7 @@ class QTensor(torch.Tensor):
         if keeps is not None and isinstance(args[0], QTensor):
             return keeps(*args, **(kwargs or {}))
         if schema_of(operator).is_mutable and any(isinstance(argument, QTensor) for argument in args[:1]):
-            raise WeightError(
-                f"{operator}: the values of a QTensor cannot be changed in place.", "Dequantise it first."
-            )
+            raise WeightError(f"{operator}: a QTensor cannot be changed in place.", "Dequantize it first.")
         plain_args, plain_kwargs = pytree.tree_map(_plain, (tuple(args), dict(kwargs or {})))
         return operator(*plain_args, **plain_kwargs)
 

@@ -71,7 +71,7 @@ def search_rows(rows: torch.Tensor, importance: torch.Tensor | None = None, *, k
     if status == BAD_WEIGHT:
         raise not_finite()
     if status == BAD_IMPORTANCE:
-        raise WeightError("importance of weights must be finite and not negative.", "Collect the statistics again.")
+        raise WeightError("importances must be finite and not negative.", "Collect the statistics again.")
     return PackedRows(packed, squared_error=float(sums[0]), energy=float(sums[1]))
 
 
@@ -101,7 +101,7 @@ def stored_words(values: torch.Tensor) -> tuple[np.ndarray, np.ndarray, int]:
 
 def not_finite() -> WeightError:
     """Return the error for a weight without a quantised form."""
-    return WeightError("a weight to quantise holds inf or nan.", "Quantise finite weights only.")
+    return WeightError("the weight to quantize contains inf or NaN.", "Quantize finite weights only.")
 
 
 def _importance_words(importance: torch.Tensor | None, count: int, columns: int) -> tuple[np.ndarray, int]:

@@ -254,7 +254,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--against", action="append", metavar="RIVAL", help="as t2n-llm bench has them")
     parser.add_argument("--exports", default="f16,q4_0", metavar="NAME,...", help="which exports")
     parser.add_argument("--prefill", default="64,512,2048", metavar="N,...", help="lengths of prompts")
-    parser.add_argument("--depth", default="64,512,2048,8192", metavar="N,...", help="tokens in the cache")
+    parser.add_argument("--depth", default="64,512,2048,8192", metavar="N,...", help="cached tokens")
     parser.add_argument("--decode", type=int, default=16, metavar="N", help="steps at each depth, a repeat")
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="measurements of each")
     parser.add_argument("--threads", default="1", metavar="N,...", help="1,all for both")

@@ -1,6 +1,6 @@
 """Hugging Face causal language models to tract: export, validate, generate.
 
-`from t2n_llm import export_llm` is the Python door; `t2n-llm` is the command. Heavy imports wait until they are needed.
+`export_llm` is the Python API, `t2n-llm` the command. Heavy imports are deferred until they are needed.
 """
 
 from __future__ import annotations

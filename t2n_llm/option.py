@@ -21,13 +21,13 @@ _OPTION, _GROUP = "option", "group"
 
 REMOVED: Mapping[str, tuple[str, str]] = {
     "adapter_only": (
-        "nothing reads an adapter's tensors alone.",
-        "Export the base with --adapter PATH, which merges it.",
+        "no command reads an adapter's tensors alone.",
+        "Export the base model with --adapter PATH, which merges it.",
     ),
-    "budget": ("tuned has no learning stage any more; it ends when its layers are quantised.", "Leave it out."),
-    "calibration_seed": ("calibrations draw with a fixed seed; the same text gives the same archive.", "Leave it out."),
+    "budget": ("tuned has no training stage any more; it ends when its layers are quantized.", "Omit it."),
+    "calibration_seed": ("calibration uses a fixed seed, so the same text gives the same archive.", "Omit it."),
     "speculate": (
-        "tokens are guessed from the prompt, without a draft model.",
+        "speculative decoding takes tokens from the prompt, without a draft model.",
         "Run t2n-llm generate EXPORT --prompt-lookup.",
     ),
 }

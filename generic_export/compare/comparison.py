@@ -170,10 +170,9 @@ class Comparison:
             return f"output {self.name!r}: {self.reason}"
         got, wanted = self.worst_values
         return (
-            f"output {self.name!r}: max abs error {self.max_abs_error:.3g} at {list(self.worst_index)} "
-            f"({got:.6g} for {wanted:.6g}), max rel error {self.max_rel_error:.3g}, "
-            f"{self.outliers:.2%} of {self.elements} elements beyond the tolerance "
-            f"(errors: {', '.join(map(str, self.histogram))})"
+            f"output {self.name!r}: max abs error {self.max_abs_error:.3g} at {list(self.worst_index)} ({got:.6g}, "
+            f"expected {wanted:.6g}), max rel error {self.max_rel_error:.3g}, {self.outliers:.2%} of "
+            f"{self.elements} elements exceed the tolerance (errors: {', '.join(map(str, self.histogram))})"
         )
 
 
@@ -189,7 +188,7 @@ def tolerance_of(given: str | TractCheckTolerance | ToleranceLimits) -> TractChe
         return TractCheckTolerance(given)
     except ValueError:
         levels = ", ".join(level.value for level in TractCheckTolerance)
-        raise OptionError(f"{given!r} is no tolerance.", f"Give ToleranceLimits, or one of {levels}.") from None
+        raise OptionError(f"{given!r} is not a tolerance.", f"Use ToleranceLimits, or one of {levels}.") from None
 
 
 def compare(
@@ -273,10 +272,10 @@ def _log_softmax(rows: Array) -> Array:
 
 def _reason(candidate: Array, reference: Array, any_float: bool) -> str:
     if candidate.shape != reference.shape:
-        return f"shape {list(candidate.shape)}, PyTorch has {list(reference.shape)}"
+        return f"shape {list(candidate.shape)}, but PyTorch has {list(reference.shape)}"
     both_float = candidate.dtype.kind == reference.dtype.kind == "f"
     if candidate.dtype != reference.dtype and not (any_float and both_float):
-        return f"element type {candidate.dtype}, PyTorch has {reference.dtype}"
+        return f"dtype {candidate.dtype}, but PyTorch has {reference.dtype}"
     return ""
 
 

@@ -269,7 +269,7 @@ def compare_elsewhere(
                 if set(place.changed) & set(auto):
                     raise
                 warnings.warn(
-                    f"{kind}: tract does not run the archive at {place}, which the module takes: {error.message}",
+                    f"{kind}: tract does not run the archive at {place}, but the module does: {error.message}",
                     stacklevel=3,
                 )
                 return
@@ -284,9 +284,10 @@ def _require_same(target: EngineTarget, kind: str, place: Elsewhere, answers: Se
     failed = [comparison for comparison in target.compared(place.run, answers) if not comparison.passed]
     if failed:
         raise MismatchError(
-            f"{kind}: the archive is right at the sizes of the example, and wrong at {place}: {'; '.join(map(str, failed))}",
-            "Declare the sizes that it is right at (DynamicSize with min, max or multiple_of), or make the axis static. "
-            "check_io_sizes=() compares at the example's sizes alone.",
+            f"{kind}: the archive is correct at the sizes of the example, but wrong at {place}: "
+            f"{'; '.join(map(str, failed))}",
+            "Restrict the sizes (DynamicSize with min, max or multiple_of), or make the axis static. "
+            "check_io_sizes=() compares at the example's sizes only.",
             symbols=place.changed,
         )
 

@@ -328,7 +328,7 @@ class _Table:
             unknown = [name for name in row.becomes if not _is_known(name)] if row.becomes else []
             if unknown or (not row.becomes and not _has_form(row.first)):
                 what = f" ({', '.join(unknown)})" if unknown else ""
-                row.refused, row.refusal, row.reason = row.count, row.first, f"no NNEF form is registered{what}"
+                row.refused, row.refusal, row.reason = row.count, row.first, f"no translation is registered{what}"
 
     def _row_that_becomes(self, operator: str) -> _Row | None:
         return next((row for row in self._rows.values() if operator in row.becomes), None)

@@ -124,7 +124,7 @@ class Diagnosis:
     def _keyed(self, records: Iterable[Keyed], key: str) -> Keyed:
         found = next((record for record in records if record.key == key), None)
         if found is None:
-            raise DiagnosisError(f"the diagnosis of {self.model} has nothing with the key {key!r}.")
+            raise DiagnosisError(f"the diagnosis of {self.model} has no entry with the key {key!r}.")
         return found
 
     def children(self, key: str | None = None) -> tuple[Piece, ...]:
@@ -220,10 +220,12 @@ class Diagnosis:
             content = json.loads(text)
             version = content.pop("schema_version")
             if version != SCHEMA_VERSION:
-                raise ArchiveError(f"the diagnosis has schema version {version}, this release reads {SCHEMA_VERSION}.")
+                raise ArchiveError(
+                    f"the diagnosis has schema version {version}, but this release reads {SCHEMA_VERSION}."
+                )
             diagnosis: Diagnosis = built(Diagnosis, content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ArchiveError(f"the text is no diagnosis: {type(error).__name__}: {error}.") from None
+            raise ArchiveError(f"the text is not a diagnosis: {type(error).__name__}: {error}.") from None
         return diagnosis
 
 
@@ -260,8 +262,8 @@ def _summary(diagnosis: Diagnosis) -> str:
     found = f"{count} fault{'s' if count != 1 else ''}" if count else "no fault"
     stopped = ", interrupted" if diagnosis.interrupted else ""
     return (
-        f"{diagnosis.model} for {diagnosis.target}: {found} in {len(diagnosis.pieces)} pieces "
-        f"(strategy {diagnosis.strategy}, {diagnosis.seconds:.1f} s{stopped})"
+        f"{diagnosis.model} for {diagnosis.target}: {found} in {len(diagnosis.pieces)} modules (strategy "
+        f"{diagnosis.strategy}, {diagnosis.seconds:.1f} s{stopped})"
     )
 
 

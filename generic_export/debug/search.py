@@ -168,11 +168,13 @@ def diagnose(
 
 def _check_options(target: object, strategy: str, depth: int | None, jobs: int) -> None:
     if not isinstance(target, TractNNEF):
-        raise OptionError(f"a diagnosis asks tract; the target is a {type(target).__name__}.", "Give a TractNNEF.")
+        raise OptionError(
+            f"a diagnosis needs a target that tract runs; the target is a {type(target).__name__}.", "Use TractNNEF."
+        )
     if strategy not in STRATEGIES:
         raise OptionError(f"unknown strategy {strategy!r}.", f"Use one of {', '.join(STRATEGIES)}.")
     if depth is not None and depth < 0:
-        raise OptionError(f"depth is {depth}.", "0 is the root alone.")
+        raise OptionError(f"depth is {depth}.", "Use 0 for the root only.")
     if jobs < 1:
         raise OptionError(f"jobs is {jobs}.", "Use 1 or more.")
 
@@ -312,9 +314,9 @@ class _Search:
         if alone is None or alone.failed:
             return
         if verdict.stage is Stage.COMPARE:
-            words = "every part is within its limits alone: small errors add up; compute more of it in f32"
+            words = "every module is within its limits separately, so small errors add up; compute more of it in f32"
         else:
-            words = "every part passes alone, and so does its own code: it fails only as a whole"
+            words = "every module passes separately, and so does its own code: only the whole fails"
         self.verdicts[case.piece.key] = replace(verdict, suggestions=(*verdict.suggestions, words))
 
     # --- the tree -----------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def exportable_detector(model: nn.Module, size: Size, *, raw: bool = False) -> n
         from torchvision.models.detection.image_list import ImageList
     except ImportError as error:
         raise MissingExtraError(
-            "detectors are those of torchvision, which is not installed.", "Run: pip install 't2n-llm[zoo]'"
+            "detectors need torchvision, which is not installed.", "Run: pip install 't2n-llm[zoo]'"
         ) from error
     classes: tuple[tuple[type, type[_Detector]], ...] = (
         (detection.RetinaNet, _Levels),
@@ -59,7 +59,7 @@ def exportable_detector(model: nn.Module, size: Size, *, raw: bool = False) -> n
     if kind is None:
         names = ", ".join(known.__name__ for known, _ in classes)
         raise OptionError(
-            f"{type(model).__name__} is no detector of torchvision.", f"Known are {names} and their subclasses."
+            f"{type(model).__name__} is not a torchvision detector.", f"Supported are {names} and their subclasses."
         )
     with evaluation_mode(model), torch.no_grad():
         return kind(model, size, ImageList, raw=raw)

@@ -37,7 +37,7 @@ class PictureFrame(nn.Module):
         super().__init__()
         if len(size) != 2 or min(size) < 1:
             raise OptionError(
-                f"size={size!r} is not a height and a width.", "Give those of the pictures, such as (480, 640)."
+                f"size={size!r} is not a height and a width.", "Use the size of the images, such as (480, 640)."
             )
         self.transform, self.size = transform, (int(size[0]), int(size[1]))
         height, width = transform.resize(torch.zeros(3, *self.size))[0].shape[-2:]

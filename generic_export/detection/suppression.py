@@ -48,7 +48,7 @@ def bounded_nms(
         OptionError: `iou_threshold` is negative.
     """
     if iou_threshold < 0:
-        raise OptionError(f"an overlap is not below 0: the threshold is {iou_threshold}.", "Give one from 0 to 1.")
+        raise OptionError(f"iou_threshold is {iou_threshold}, but must be at least 0.", "Use a value from 0 to 1.")
     candidates = boxes.shape[0]
     steps = min(outputs, candidates)
     missing = torch.full((outputs,), NOTHING, dtype=torch.int64, device=boxes.device)

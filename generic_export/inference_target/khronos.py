@@ -66,9 +66,9 @@ class KhronosNNEF(InferenceTarget):
     def __post_init__(self) -> None:
         object.__setattr__(self, "dynamic_axes", dynamic_axes_of(self.dynamic_axes))
         if self.dynamic_axes:
-            raise OptionError("NNEF 1.0 has no symbolic sizes.", "Leave dynamic_axes empty, or use TractNNEF.")
+            raise OptionError("NNEF 1.0 has no symbolic sizes.", "Omit dynamic_axes, or use TractNNEF.")
         if self.check_io:
-            raise OptionError("KhronosNNEF has no engine to check with.", "Leave check_io off, or use TractNNEF.")
+            raise OptionError("KhronosNNEF has no engine for a check.", "Omit check_io, or use TractNNEF.")
 
     def post_translate(self, graph: NnefGraph) -> NnefGraph:
         """Return the document in NNEF 1.0.
@@ -194,7 +194,8 @@ def _einsum(operation: NnefOperation) -> NnefOperation:
     form = _MATMUL_FORMS.get(expression)
     if form is None:
         raise UnsupportedOperatorError(
-            f"product {expression!r} at {operation.block.path or '(root)'}: NNEF 1.0 has matmul of equal ranks only.",
+            f"matmul {expression!r} at {operation.block.path or '(root)'}: NNEF 1.0 supports matmuls of equal "
+            "ranks only.",
             "Flatten the leading axes before the layer, or use TractNNEF.",
         )
     (operands,) = operation.inputs

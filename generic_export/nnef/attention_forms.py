@@ -28,7 +28,7 @@ class AttentionForm(StrEnum):
     FUSIBLE_SOFTMAX = "fusible softmax"
     PLAIN_SOFTMAX = "plain softmax"
     CAST_CACHE = "cache rounded by a cast"
-    ROUNDED_CACHE = "cache rounded by a product"
+    ROUNDED_CACHE = "cache rounded by a matmul"
 
 
 def attention_forms(operations: Iterable[NnefOperation]) -> Counter[AttentionForm]:

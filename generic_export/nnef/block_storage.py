@@ -68,7 +68,7 @@ def may_store(use: StorageUse, block_format: str) -> str:
     if use.obstacle:
         return use.obstacle
     if use.multiplied and block_format in _GATHER_ONLY:
-        return f"tract has no product of {block_format} weights"
+        return f"tract has no matmul with {block_format} weights"
     return ""
 
 
@@ -190,8 +190,8 @@ def _use(
         op.inputs[i] for i in _MOE_OPERANDS if i < len(op.inputs)
     ]:
         linear = attribute(op, "expert_layout") == "linear"
-        return StorageUse(multiplied=True, obstacle="" if linear else "its experts do not lie as blocks want them")
-    return StorageUse(obstacle=f"the graph reads it with {op.operator} ({op.outputs[0]})")
+        return StorageUse(multiplied=True, obstacle="" if linear else "the layout of its experts does not suit blocks")
+    return StorageUse(obstacle=f"{op.operator} ({op.outputs[0]}) reads it")
 
 
 def _folds_back(variable: NnefVariable, op: NnefOperation, readers: Mapping[str, Sequence[NnefOperation]]) -> bool:
@@ -211,21 +211,21 @@ def _product_use(variable: NnefVariable, name: str, op: NnefOperation) -> Storag
     terms, output, operands = _einsum(op)
     places = [index for index, operand in enumerate(operands) if operand == Reference(name)]
     if len(operands) != 2 or len(places) != 1:
-        return StorageUse(multiplied=True, obstacle=f"{op.outputs[0]} is no product of it with one other tensor")
+        return StorageUse(multiplied=True, obstacle=f"{op.outputs[0]} is not a matmul of it with one other tensor")
     letters, other = terms[places[0]], terms[1 - places[0]]
     summed = [letter for letter in letters if letter not in output and letter in other]
     if not summed or len(set(letters)) < len(letters):
         return StorageUse(multiplied=True, obstacle=f"{op.outputs[0]} does not sum over its last axis")
     if letters.endswith("".join(summed)):
         whole_rows = variable.shape[-1] % _GROUP == 0 or len(summed) == len(letters) - 1
-        odd = f"its last axis is {variable.shape[-1]}, no multiple of {_GROUP}"
+        odd = f"its last axis is {variable.shape[-1]}, not a multiple of {_GROUP}"
         return StorageUse(multiplied=True, obstacle="" if whole_rows else odd)
     if len(summed) > 1:
         return StorageUse(multiplied=True, obstacle=f"{op.outputs[0]} sums over several of its axes")
     order = [axis for axis, letter in enumerate(letters) if letter not in summed]
     last = letters.index(summed[0])
     if len(order) > 1 and variable.shape[last] % _GROUP:
-        odd = f"{op.outputs[0]} sums over {variable.shape[last]} values of it, no multiple of {_GROUP}"
+        odd = f"{op.outputs[0]} sums over {variable.shape[last]} values of it, not a multiple of {_GROUP}"
         return StorageUse(multiplied=True, obstacle=odd)
     return StorageUse(multiplied=True, axes=(*order, last))
 
@@ -248,14 +248,14 @@ def _combined(variable: NnefVariable, uses: Sequence[StorageUse]) -> StorageUse:
         obstacle = "operations sum over different axes of it"
     shape = _permuted(variable.shape, axes)
     if not obstacle and math.prod(shape[1:]) % _GROUP:
-        obstacle = f"its rows are {math.prod(shape[1:])} values, no multiple of {_GROUP}"
+        obstacle = f"its rows have {math.prod(shape[1:])} values, not a multiple of {_GROUP}"
     return StorageUse(gathered, multiplied, axes, obstacle, all(use.addable for use in uses))
 
 
 def _require(label: str, block_format: str, uses: Mapping[str, StorageUse]) -> None:
     if block_format not in BLOCK_FORMATS:
         raise GraphError(f"tensor {label!r}: block format {block_format!r} is unknown.")
-    use = uses.get(label, StorageUse(obstacle="the graph has no float matrix of that name"))
+    use = uses.get(label, StorageUse(obstacle="the graph has no float matrix with that name"))
     reason = may_store(use, block_format)
     if reason:
         raise GraphError(f"tensor {label!r} cannot be stored as {block_format}: {reason}.", "Keep it in f16 or f32.")

@@ -42,7 +42,7 @@ def part_of(
     makers = {output: each for each in graph.operations for output in each.outputs} | replaced
     missing = [output for output in outputs if output not in makers]
     if missing:
-        raise GraphError(f"graph {graph.name!r} has no value {missing[0]!r}.", "Choose one that an operation assigns.")
+        raise GraphError(f"graph {graph.name!r} has no value {missing[0]!r}.", "Use a value that an operation assigns.")
     wanted = _reached(outputs, makers)
     operations = [each for each in graph.operations if wanted.intersection(each.outputs).difference(replaced)]
     operations = [*(each for each in given if each.outputs[0] in wanted), *operations]

@@ -136,7 +136,7 @@ class DatHeader:
         raise TensorFormatError(
             f"{name}: .dat item type {self.item_type:#x} (vendor {self.vendor:#x}, {self.bits:#x} bits per item) "
             "has no torch dtype.",
-            f"Element types that can be read: {_ACCEPTED}.",
+            f"Supported dtypes: {_ACCEPTED}.",
         )
 
 
@@ -186,15 +186,15 @@ def _checked_block_header(shape: Sequence[int], block_format: str, name: str) ->
     dims = tuple(shape)
     if not 2 <= len(dims) <= MAX_RANK or math.prod(dims[1:]) % block.group or not math.prod(dims):
         raise TensorFormatError(
-            f"{name}: shape {list(dims)} has no {block_format} form, which wants 2 to {MAX_RANK} dimensions and rows of "
-            f"whole groups of {block.group} values.",
+            f"{name}: shape {list(dims)} has no {block_format} form, which needs 2 to {MAX_RANK} dimensions and "
+            f"rows with a multiple of {block.group} values.",
             "Store it as f16 or f32.",
         )
     data_size = block.data_size(dims)
     if data_size > MAX_DATA_BYTES:
         raise TensorFormatError(
-            f"{name}: shape {list(dims)} in {block_format} takes {data_size} bytes, a .dat file holds at most "
-            f"{MAX_DATA_BYTES}.",
+            f"{name}: shape {list(dims)} in {block_format} takes {data_size} bytes, but a .dat file holds at "
+            f"most {MAX_DATA_BYTES}.",
             "Split it along its first axis.",
         )
     return DatHeader(dims, data_size, block.item_type, BLOCK_BITS, TRACT_VENDOR)
@@ -225,7 +225,7 @@ def parse_header(data: bytes | bytearray | memoryview, *, name: str = "tensor") 
     header = DatHeader(tuple(dims[:rank]), data_size, item_type, bits, vendor)
     if math.prod(dim for dim in header.shape if dim) > _MOST_VALUES:
         raise TensorFormatError(
-            f"{name}: .dat header says shape {list(header.shape)}, which no tensor has.",
+            f"{name}: .dat header has the invalid shape {list(header.shape)}.",
             "The file is damaged: write it again.",
         )
     if bits != BLOCK_BITS and math.prod(header.shape) * bits != data_size * 8:
@@ -241,8 +241,8 @@ def parse_header(data: bytes | bytearray | memoryview, *, name: str = "tensor") 
         or block.data_size(header.shape) != header.data_size
     ):
         raise TensorFormatError(
-            f"{name}: .dat header says {data_size} bytes of {block.name} for shape {list(header.shape)}, which wants "
-            f"rows of whole groups of {block.group} values and {block.data_size(header.shape)} bytes.",
+            f"{name}: .dat header says {data_size} bytes of {block.name} for shape {list(header.shape)}, which "
+            f"needs rows with a multiple of {block.group} values and {block.data_size(header.shape)} bytes.",
             "The file is damaged: write it again.",
         )
     return header
@@ -284,8 +284,8 @@ def read_block_dat(path: str | os.PathLike[str]) -> DatBlocks:
     header, data = _read_whole(Path(path))
     if header.block_format is None:
         raise TensorFormatError(
-            f"{path}: .dat item type {header.item_type:#x} (vendor {header.vendor:#x}) is none of the block formats "
-            f"{', '.join(BLOCK_FORMATS)}.",
+            f"{path}: .dat item type {header.item_type:#x} (vendor {header.vendor:#x}) is not one of the block "
+            f"formats {', '.join(BLOCK_FORMATS)}.",
             "Read it with read_dat.",
         )
     return DatBlocks(header, torch.frombuffer(data, dtype=torch.uint8))
@@ -298,7 +298,7 @@ def _read_whole(path: Path) -> tuple[DatHeader, bytearray]:
             expected, found = HEADER_BYTES + header.data_size, path.stat().st_size
             if found != expected:  # known before any memory is asked for
                 raise TensorFormatError(
-                    f"{path}: {found} bytes long, its header announces {expected}.",
+                    f"{path}: {found} bytes long, but its header says {expected}.",
                     "The file is damaged: write it again.",
                 )
             data = bytearray(header.data_size)
@@ -337,7 +337,7 @@ def _checked_header(shape: Sequence[int], dtype: torch.dtype, name: str) -> DatH
         )
     dims = tuple(shape)
     if not all(isinstance(dim, int) and dim >= 0 for dim in dims):
-        raise TensorFormatError(f"{name}: the shape of a stored tensor must be known numbers, got {list(dims)}.")
+        raise TensorFormatError(f"{name}: the shape of a stored tensor must be static, got {list(dims)}.")
     if len(dims) > MAX_RANK:
         raise TensorFormatError(
             f"{name}: rank {len(dims)} is above the {MAX_RANK} dimensions of the .dat format.",

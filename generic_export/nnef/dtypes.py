@@ -43,9 +43,7 @@ def tract_dtype(dtype: torch.dtype) -> str:
     """
     name = TRACT_DTYPES.get(dtype)
     if name is None:
-        raise TranslationError(
-            f"element type {dtype} does not exist in tract.", "Convert the model to float16 or float32."
-        )
+        raise TranslationError(f"tract has no dtype {dtype}.", "Convert the model to float16 or float32.")
     return name
 
 

@@ -49,7 +49,7 @@ def graph_text(graph: NnefGraph) -> str:
     # tract <= 0.23.7 runs the file through a template engine (docs/contributing/engine-facts.md#container).
     for marker in ("{{", "{%", "{#"):
         if marker in text:
-            raise GraphError(f"the text of graph {graph.name!r} holds {marker!r}, which tract reads as a template.")
+            raise GraphError(f"the text of graph {graph.name!r} contains {marker!r}, which tract reads as a template.")
     return text
 
 
@@ -212,7 +212,7 @@ def argument_text(value: Argument) -> str:
 def _float(value: float) -> str:
     """A float literal always has a dot: an integer would be a size (docs/contributing/engine-facts.md#identifiers-and-literals)."""
     if math.isnan(value):
-        raise GraphError("NaN has no NNEF literal.", "Replace it in the model, for instance by a tensor that holds it.")
+        raise GraphError("NaN has no NNEF literal.", "Replace it in the model, for example by a tensor.")
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     mantissa, separator, exponent = repr(value).partition("e")

@@ -133,7 +133,7 @@ def rrelu(
 ) -> torch.Tensor:
     """Leaky ReLU with the mean slope, outside training."""
     if training:
-        raise TranslationError("rrelu draws random slopes: the module is in training mode.", "Call model.eval() first.")
+        raise TranslationError("rrelu draws random slopes in training mode.", "Call model.eval() first.")
     return torch.where(self >= 0, self, self * ((lower + upper) / 2))
 
 

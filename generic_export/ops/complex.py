@@ -82,7 +82,7 @@ def complex_arithmetic(
     if operator == "div":
         product = complex_of(b, _cross(b, "add", (a, x), (c, y)), _cross(b, "sub", (c, x), (a, y)))
         return _scaled(b, "div", product, _cross(b, "add", (x, x), (y, y)))
-    raise TranslationError(f"{operator} has no form for complex numbers (tract has no complex element type).")
+    raise TranslationError(f"{operator} is not supported for complex numbers (tract has no complex dtype).")
 
 
 def _cross(b: NnefBuilder, operator: str, first: tuple[Value, Value], second: tuple[Value, Value]) -> Value:

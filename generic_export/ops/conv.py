@@ -32,9 +32,7 @@ def per_axis(values: Sequence[Dim] | Dim, count: int) -> list[int]:
     listed = list(values) if isinstance(values, Sequence) else [values]
     for value in listed:
         if not isinstance(value, int):
-            raise TranslationError(
-                f"{dim_text(value)}: strides, paddings and dilations must be plain numbers in tract."
-            )
+            raise TranslationError(f"{dim_text(value)}: strides, paddings and dilations must be static in tract.")
     return [int(value) for value in listed] * (count if len(listed) == 1 else 1)
 
 
@@ -60,7 +58,9 @@ def _static_kernel(weight: Value) -> list[int]:
     if not all(isinstance(dim, int) for dim in weight.shape):
         # docs/contributing/engine-facts.md#operators-of-tract_nnef: channels and kernel must be concrete, only
         # the batch and the image may be symbolic.
-        raise TranslationError(f"convolution with a kernel of dynamic shape {[dim_text(d) for d in weight.shape]}.")
+        raise TranslationError(
+            f"convolution with a kernel of dynamic shape {[dim_text(d) for d in weight.shape]} is not supported."
+        )
     return [int(dim) for dim in weight.shape]  # type: ignore[arg-type]
 
 

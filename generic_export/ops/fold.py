@@ -67,7 +67,7 @@ def col2im(
     kernel, step, around, hop = (per_axis(given, 2) for given in (kernel_size, dilation, padding, stride))
     taps = kernel[0] * kernel[1]
     if not isinstance(self.shape[1], int):
-        raise TranslationError("fold of a dynamic number of channels: the number of groups must be a plain number.")
+        raise TranslationError("fold needs a static number of channels.")
     channels = self.shape[1] // taps
     counts = [
         window_count(output_size[axis], (around[axis], around[axis]), kernel[axis], step[axis], hop[axis])

@@ -271,7 +271,7 @@ def index_tensors(b: NnefBuilder, indices: Sequence[Value | None]) -> dict[int, 
     given = {axis: index for axis, index in enumerate(indices) if index is not None}
     if any(index.dtype in (torch.bool, torch.uint8) for index in given.values()):
         raise TranslationError(
-            "indexing with a mask: the size of the result depends on the data, and NNEF has no such shape.",
+            "indexing with a mask: the size of the result depends on the data, which NNEF cannot express.",
             "Use torch.where, masked_fill, or an index tensor.",
         )
     return {axis: b.cast(index, torch.int64) for axis, index in given.items()}
@@ -339,7 +339,7 @@ def arange(b: NnefBuilder, start: Dim, end: Dim, step: Dim = 1, *, dtype: torch.
     if any(isinstance(bound, float) for bound in bounds):
         return _fractional_range(b, bounds, dtype or torch.get_default_dtype())
     if not isinstance(step, int) or step == 0:
-        raise TranslationError(f"arange with the step {step!r} has no NNEF form: the length would not be a size.")
+        raise TranslationError(f"arange with the step {step!r} has no NNEF form: its length is not a size.")
     span = sympy.sympify(end) - sympy.sympify(start) if step > 0 else sympy.sympify(start) - sympy.sympify(end)
     length = floor_div(simplify_dim(span + abs(step) - 1), abs(step))
     # docs/contributing/engine-facts.md#operators-of-tract_core: dimension arguments give an i64 tensor of exact

@@ -29,7 +29,7 @@ def product(b: NnefBuilder, expression: str, values: Sequence[Value]) -> Value:
     """Emit a product of tensors of one element type, which is also the result's."""
     dtype = values[0].dtype
     if any(value.dtype is not dtype for value in values):
-        raise TranslationError(f"product of {[str(value.dtype) for value in values]}: PyTorch wants one element type.")
+        raise TranslationError(f"matmul of {[str(value.dtype) for value in values]}: PyTorch needs equal dtypes.")
     if any(same_dim(dim, 0) for value in values for dim in value.shape):
         return _empty_product(b, expression, values)
     if dtype.is_complex:

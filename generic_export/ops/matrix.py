@@ -30,7 +30,7 @@ def known_size(matrix: Tensor, axis: int = -1) -> int:
     """
     size = matrix.shape[axis]
     if not isinstance(size, int):
-        raise TranslationError(f"a matrix whose size is dynamic ({size}) has no factorisation in the graph.",
+        raise TranslationError(f"factorization of a matrix with a dynamic size ({size}) has no NNEF form.",
                                "Its last two axes must be static.")  # fmt: skip
     return size
 

@@ -74,7 +74,7 @@ def batched(b: NnefBuilder, value: Value, count: int) -> Value:
     result = b.align_rank(value, count + 2)
     if not isinstance(result.shape[1], int):
         # deser.rs max_pool_with_index, sum_pool: "Expect constant channel depth"
-        raise TranslationError(f"pooling over a dynamic number of channels {dim_text(result.shape[1])}.")
+        raise TranslationError(f"pooling needs a static number of channels, got {dim_text(result.shape[1])}.")
     return result
 
 

@@ -126,4 +126,6 @@ def _along(b: NnefBuilder, value: Value, axis: int, rank: int) -> Value:
 
 def _require_bytes(dtype: torch.dtype) -> None:
     if dtype not in _NAMES:
-        raise TranslationError(f"quantised to {dtype}: 8 bits only.", "Quantise to torch.int8 or torch.uint8.")
+        raise TranslationError(
+            f"quantized to {dtype}: only 8 bits are supported.", "Quantize to torch.int8 or torch.uint8."
+        )

@@ -85,7 +85,7 @@ def _require_stored(b: NnefBuilder, value: Value) -> None:
     makers = [emission.operator for emission in b.emissions if value in emission.outputs]
     if makers not in (["tract_core_external"], ["variable"]):
         raise TranslationError(
-            "as_strided of a computed tensor that does not lie in memory as it is indexed: the graph knows its elements alone.",
+            "as_strided of a computed tensor whose memory layout differs from its indices is not supported.",
             "Call contiguous() first, or use unfold, slices or index_select.",
         )
 
@@ -124,7 +124,7 @@ def resize(b: NnefBuilder, self: Value, size: Sequence[Dim]) -> Value:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
     wanted, present = volume(size), volume(self.shape)
     if not (isinstance(wanted, int) and isinstance(present, int) and wanted <= present):
-        raise TranslationError("resize to more elements than there are: the new ones have no value.")
+        raise TranslationError("resize to more elements than exist: the new ones have no value.")
     strides = [volume(size[axis + 1 :]) for axis in range(len(size))]
     return as_strided(b, self, size, strides)
 
@@ -150,8 +150,8 @@ def repeat_interleave(b: NnefBuilder, repeats: Value, *, output_size: Dim | None
     """repeat_interleave.Tensor(Tensor repeats, *, SymInt? output_size=None) -> Tensor"""
     if output_size is None:
         raise TranslationError(
-            "repeat_interleave by a tensor: the size of the result depends on the data, and NNEF has no such shape.",
-            "Give output_size, or an integer.",
+            "repeat_interleave with a tensor: the size of the result depends on the data, which NNEF cannot express.",
+            "Pass output_size, or an integer.",
         )
     # Each place belongs to the first element whose repetitions reach beyond it.
     ends = running_sum(b, b.cast(repeats, torch.int64), 0)

@@ -86,7 +86,7 @@ def _goes_on(b: NnefBuilder, loop: Loop) -> bool:
         return False
     if loop.reverse:
         raise TranslationError(
-            f"a loop from the last step to the first cannot be run on pieces of {symbol}.",
+            f"a loop from the last step to the first cannot run on a stream along {symbol}.",
             "Export without `streaming`, or without the backward direction.",
         )
     # A state that is an input is the caller's to carry on.
@@ -106,7 +106,7 @@ def _unknown_at_load(b: NnefBuilder, sequence: Value) -> Value:
     given = next((value for value in inputs if 0 not in value.shape), None)
     if given is None:
         raise TranslationError(
-            "a loop over a constant in a graph without inputs cannot be run by tract.", "Compute it before the export."
+            "tract cannot run a loop over a constant in a graph without inputs.", "Compute it before the export."
         )
     zero = _zero_of(b, given)
     if sequence.dtype is torch.bool:

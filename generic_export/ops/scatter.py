@@ -187,9 +187,7 @@ def _put_where(b: NnefBuilder, base: Value, axis: int, mask: Value, values: Valu
     counted = values.rank > after and not same_dim(values.shape[values.rank - after - 1], 1)
     if counted:
         if axis or after or values.rank != 1 or accumulate:
-            raise TranslationError(
-                "assignment through a mask of as many rows as it has true elements has no NNEF form."
-            )
+            raise TranslationError("assignment through a mask with one row per true element has no NNEF form.")
         return masked_scatter(b, base, mask, values)
     new = b.cast(values, base.dtype)
     if values.rank > after:

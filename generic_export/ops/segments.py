@@ -32,7 +32,7 @@ def segment_reduce(
         ends = torch.cumsum(lengths, dim=axis)
         begins = ends - lengths
     elif offsets is None:
-        raise TranslationError("segment_reduce without lengths has no segments.", "Give it lengths or offsets.")
+        raise TranslationError("segment_reduce needs lengths or offsets.", "Pass lengths or offsets.")
     else:
         begins, ends = (
             offsets.narrow(axis, 0, offsets.shape[axis] - 1),

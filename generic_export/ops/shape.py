@@ -204,7 +204,7 @@ def tensor_split(b: NnefBuilder, self: Value, sections: Dim, dim: int | None = 0
     size = self.shape[axis]
     if not isinstance(sections, int) or not isinstance(size, int):
         # PyTorch's own shapes assume that the size leaves the remainder that the example left.
-        raise TranslationError("tensor_split of a dynamic axis into sections: use chunk, or give the positions.")
+        raise TranslationError("tensor_split of a dynamic axis into sections: use chunk, or pass the positions.")
     starts = [index * (size // sections) + min(index, size % sections) for index in range(sections + 1)]
     return [b.slice(self, axis, start, end) for start, end in pairwise(starts)]
 

@@ -187,7 +187,7 @@ def _count_below(b: NnefBuilder, sequence: Value, wanted: Value, *, right: bool,
 def nonzero_static(b: NnefBuilder, self: Value, *, size: int, fill_value: int = -1) -> Value:
     """nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor"""
     if not isinstance(size, int):
-        raise TranslationError("nonzero_static of a dynamic size has no translation yet.")
+        raise TranslationError("nonzero_static of a dynamic size is not supported.")
     if self.rank == 0:
         return b.full((size, 0), 0, torch.int64)
     count = volume(self.shape)
@@ -214,7 +214,7 @@ def nonzero_static(b: NnefBuilder, self: Value, *, size: int, fill_value: int = 
 def histc(b: NnefBuilder, self: Value, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Value:
     """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"""
     if not self.dtype.is_floating_point:
-        raise TranslationError("histc of integers has no translation yet.")
+        raise TranslationError("histc of integers is not supported.")
     flat = b.reshape(self, [volume(self.shape), 1])
     low, high = _bounds(b, flat, None if min == max else (float(min), float(max)), margin=1.0)
     share = b.binary("mul", b.binary("sub", flat, low), b.scalar(float(bins), self.dtype))

@@ -42,14 +42,14 @@ def triangle_indices(
 ) -> Value:
     """tril_indices(int row, int col, int offset=0, *, ScalarType? dtype=long, ...) -> Tensor"""
     if not (isinstance(row, int) and isinstance(col, int) and isinstance(offset, int)):
-        raise TranslationError("the indices of a triangle of dynamic size have no NNEF form: their count is no size.")
+        raise TranslationError("triangle indices of a dynamic size have no NNEF form: their count is not a size.")
     indices = of_static(row, col, offset)
     wanted = dtype or torch.int64
     if not indices.shape[1]:
         return b.full((2, 0), 0, wanted)
     if indices.numel() > _LARGEST_INDEX_LIST:
         raise TranslationError(
-            f"{indices.numel()} triangle indices are too many for the graph's text.", "Store them as a buffer."
+            f"{indices.numel()} triangle indices are too many for the text of the graph.", "Store them as a buffer."
         )
     return written_out(b, indices, wanted)
 

@@ -311,7 +311,7 @@ def _antialiased(
 ) -> Value:
     if value.rank != 4:
         raise TranslationError(
-            f"antialiased interpolation of a tensor of {value.rank} axes: it is for pictures, [N, C, H, W]."
+            f"antialiased interpolation of a tensor with {value.rank} axes; it needs an image [N, C, H, W]."
         )
     result = widened(b, value)
     for axis, (size, scale) in enumerate(zip(sizes, scales, strict=True), start=2):
@@ -330,7 +330,9 @@ def _written_weights(
 ) -> Value:
     """Return the weights [size, length] that PyTorch itself gives to a picture of single ones."""
     if length * size > _MAX_WRITTEN_WEIGHTS:
-        raise TranslationError(f"antialiased interpolation from {length} to {size}: too many weights to write out.")
+        raise TranslationError(
+            f"antialiased interpolation from {length} to {size} needs too many weights for the graph."
+        )
     eye = torch.eye(length, dtype=torch.float64).reshape(1, 1, length, length)
     weights = getattr(aten, f"_upsample_{mode}2d_aa").default(eye, [length, size], align_corners, None, scale)[0, 0]
     return written_out(b, weights.T.contiguous(), dtype)
@@ -345,7 +347,8 @@ def _computed_weights(
     """
     if align_corners:
         raise TranslationError(
-            "antialiased interpolation with align_corners at a dynamic size.", "Leave align_corners out."
+            "antialiased interpolation with align_corners at a dynamic size is not supported.",
+            "Omit align_corners.",
         )
     f32 = torch.float32
     one = b.scalar(1.0, f32)

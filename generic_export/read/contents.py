@@ -118,13 +118,15 @@ class _Collector:
     def contents(self, form: ArchiveFormat, stored_bytes: int) -> ArchiveContents:
         if self._graph is None:
             inside = next((name for name, _ in self._others if name.endswith(f"/{GRAPH_FILE}")), None)
-            hint = f"{inside} is a folder too deep." if inside else "Give an NNEF archive, or a folder that holds one."
-            raise ArchiveError(f"{self._path}: no {GRAPH_FILE} in it.", hint)
+            hint = (
+                f"{inside} is nested too deeply." if inside else "Use an NNEF archive, or a folder that contains one."
+            )
+            raise ArchiveError(f"{self._path}: it has no {GRAPH_FILE}.", hint)
         return ArchiveContents(self._path, form, stored_bytes, self._graph, tuple(self._tensors), tuple(self._others))
 
     def _read_graph(self, entry: ArchiveEntry) -> str:
         if entry.size > _LARGEST_GRAPH:
-            raise ArchiveError(f"{self._path}: {GRAPH_FILE} says it is {entry.size} bytes long.", DAMAGED)
+            raise ArchiveError(f"{self._path}: {GRAPH_FILE} claims {entry.size} bytes.", DAMAGED)
         data = entry.stream.read(entry.size)
         if len(data) != entry.size:
             raise ArchiveError(f"{self._path}: {GRAPH_FILE} ends after {len(data)} of {entry.size} bytes.", DAMAGED)
@@ -140,7 +142,7 @@ class _Collector:
         found = entry.size - HEADER_BYTES
         if found != header.data_size:
             raise TensorFormatError(
-                f"{where}: holds {found} bytes of values, its header announces {header.data_size}.", DAMAGED
+                f"{where}: contains {found} bytes of values, but its header says {header.data_size}.", DAMAGED
             )
         return StoredTensor(name.removesuffix(".dat"), header.shape, dtype, header.data_size)
 

@@ -67,7 +67,7 @@ def archive_form(path: Path) -> ArchiveFormat:
         with path.open("rb") as file:
             return ArchiveFormat.TGZ if file.read(2) == _GZIP_MAGIC else ArchiveFormat.TAR
     except FileNotFoundError:
-        raise ArchiveError(f"{path}: no such archive.", "Give a folder, a .tar or a .tgz.") from None
+        raise ArchiveError(f"{path}: no such archive.", "Use a folder, a .tar or a .tgz.") from None
     except OSError as error:
         raise ArchiveError(f"{path}: cannot be read: {error.strerror or error}.") from error
 
@@ -162,7 +162,7 @@ class _StrictHeader(tarfile.TarInfo):
         Raises:
             tarfile.ReadError: always.
         """
-        raise tarfile.ReadError("a file is stored with holes (sparse), as no export writes one")
+        raise tarfile.ReadError("a file is sparse, which no export writes")
 
     _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _with_holes
 

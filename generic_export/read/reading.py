@@ -43,7 +43,7 @@ def read_graph_text(archive: Path) -> str:
         if entry.name.removeprefix("./") == GRAPH_FILE:
             with readable(path):
                 return entry.stream.read().decode("utf-8")
-    raise ArchiveError(f"{path} holds no {GRAPH_FILE}.", "Give an NNEF archive: a folder, a .tar or a .tgz.")
+    raise ArchiveError(f"{path} contains no {GRAPH_FILE}.", "Use an NNEF archive: a folder, a .tar or a .tgz.")
 
 
 def unpack(archive: Path, folder: Path) -> Path:
@@ -58,7 +58,7 @@ def unpack(archive: Path, folder: Path) -> Path:
         for entry in archive_entries(Path(archive)):
             place = PurePosixPath(entry.name)
             if place.is_absolute() or ".." in place.parts:
-                raise ArchiveError(f"{entry.name!r} would land outside the folder.")
+                raise ArchiveError(f"{entry.name!r} would be written outside the folder.")
             target = folder / place
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:

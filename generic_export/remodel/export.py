@@ -190,9 +190,9 @@ def _require_file_names(subgraphs: Sequence[Subgraph]) -> None:
     names = [subgraph.name for subgraph in subgraphs]
     for name in names:
         if not name or name != Path(name).name or name.startswith("."):
-            raise OptionError(f"sub-graph name {name!r} is no file name.", "Use letters, digits, -, _ and dots.")
+            raise OptionError(f"sub-graph name {name!r} is not a file name.", "Use letters, digits, -, _ and dots.")
         if names.count(name) > 1:
-            raise OptionError(f"two sub-graphs are called {name!r}.", "Give each its own name.")
+            raise OptionError(f"two sub-graphs have the name {name!r}.", "Use different names.")
 
 
 # `BoundaryAdapter`: a module that takes and gives what a plan says, around one that stays as it is.
@@ -211,7 +211,7 @@ class BoundaryAdapter(SharedState):
     def __init__(self, inner: nn.Module, boundary: Boundary) -> None:
         if isinstance(inner, torch.jit.ScriptModule):
             raise OptionError(
-                f"sub-graph {boundary.name!r} is a ScriptModule, whose boundary cannot be changed from outside.",
+                f"sub-graph {boundary.name!r} is a ScriptModule, whose inputs and outputs cannot be changed.",
                 "Wrap it in an nn.Module that calls it.",
             )
         super().__init__(inner)

@@ -93,7 +93,7 @@ def plans_by_name(
         here = place.at(f"{kind}s", key)
         name = find_name(kind, key, names, here)
         if name in found:
-            raise here.error(f"{kind} {name!r} is planned twice.", "Say everything about it in one place.")
+            raise here.error(f"{kind} {name!r} is planned twice.", "Write all its changes in one place.")
         found[name] = (one, here)
     return found
 
@@ -131,13 +131,13 @@ def _checked_shape(tensor: NamedTensor, shape: Sequence[AxisName], place: Place)
     sizes = list(tensor.value.shape)
     if len(shape) != len(sizes):
         raise place.error(
-            f"{len(shape)} axes are declared, input {tensor.name!r} has {len(sizes)}.", f"Its example is {sizes}."
+            f"{len(shape)} axes are declared, but input {tensor.name!r} has {len(sizes)}.", f"Its example is {sizes}."
         )
     for axis, (dim, size) in enumerate(zip(shape, sizes, strict=True)):
         if isinstance(dim, int) and dim != size:
             raise place.at(axis).error(
-                f"axis {axis} of {tensor.name!r} is declared {dim}, its example has {size}.",
-                "Write that size, or a symbol (and pin it).",
+                f"axis {axis} of {tensor.name!r} is declared {dim}, but its example has {size}.",
+                "Use that size, or a symbol (and pin it).",
             )
     return shape
 
@@ -145,7 +145,7 @@ def _checked_shape(tensor: NamedTensor, shape: Sequence[AxisName], place: Place)
 def _axis_number(number: int, tensor: NamedTensor, place: Place) -> int:
     rank = tensor.value.ndim
     if not -rank <= number < rank:
-        raise place.error(f"{tensor.name!r} has {rank} axes, none is number {number}.", "Count axes from 0.")
+        raise place.error(f"{tensor.name!r} has {rank} axes and no axis {number}.", "Count axes from 0.")
     return number % rank
 
 
@@ -177,7 +177,9 @@ def input_side(
     _require_collapsed_everywhere(inputs, collapsed, table, pins, gone)
     boundaries = tuple(_boundary(one, axes, inputs, table) for one, axes in zip(inputs, collapsed, strict=True))
     if all(one.bound is not None for one in boundaries):
-        raise place.at("inputs").error("every input is bound: nothing is left to give.", "Leave one of them.")
+        raise place.at("inputs").error(
+            "every input is bound, so the archive would have no input.", "Leave at least one unbound."
+        )
     _require_distinct(boundaries, inputs)
     order = _bound_order(boundaries, inputs)
     carriers = _carriers(boundaries)
@@ -234,7 +236,7 @@ def _collapsed_symbols(
             name = table.canonical[str(one.tensor.dims[axis])]
             if pins.get(name, 1) != 1:
                 raise one.place.at("collapse").error(
-                    f"{name} is pinned to {pins[name]}: only an axis of size 1 can disappear.", "Drop one of the two."
+                    f"{name} is pinned to {pins[name]}: only an axis of size 1 can disappear.", "Omit one of the two."
                 )
             gone[name] = 1
     return gone
@@ -253,7 +255,7 @@ def _require_collapsed_everywhere(
             left = isinstance(dim, str) and table.canonical[dim] in gone and axis not in axes
             if left and one.plan.bind is None and table.canonical[str(dim)] not in pins:
                 raise one.place.at("collapse").error(
-                    f"input {one.tensor.name!r} keeps {dim}, which another input collapses.",
+                    f"input {one.tensor.name!r} keeps {dim}, but another input collapses it.",
                     f"Collapse it here too, or pin {dim} to 1, or give this axis a symbol of its own.",
                 )
 
@@ -295,7 +297,7 @@ def _resolved(one: Planned, bind: Bind, inputs: Sequence[Planned], table: Symbol
         _require_expandable(repr(names[source]), _canonical(inputs[source].tensor, table), one, table, here)
         return SameAs(source)
     if one.tensor.value.dtype is torch.bool:
-        raise here.error(f"input {one.tensor.name!r} is of yes and no: it cannot hold a size.", "Bind it to true.")
+        raise here.error(f"input {one.tensor.name!r} is boolean and cannot hold a size.", "Bind it to true.")
     return SizeOf(source, _source_axis(bind, inputs[source], table, here))
 
 
@@ -311,9 +313,9 @@ def _constant(one: Planned, bind: BindConstant, table: SymbolTable, place: Place
         made = torch.tensor(bind.value)
         kept = made.to(example.dtype)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise place.error(f"this constant is no tensor: {error}.", "Rows must be equally long.") from None
+        raise place.error(f"this constant is not a tensor: {error}.", "Rows must have equal lengths.") from None
     if not example.dtype.is_floating_point and not torch.equal(kept.to(made.dtype), made):
-        raise place.error(f"{bind.value} has no place in {example.dtype}, the type of {one.tensor.name!r}.")
+        raise place.error(f"{bind.value} is out of range for {example.dtype}, the dtype of {one.tensor.name!r}.")
     _require_expandable("the constant", tuple(kept.shape), one, table, place)
     return kept.to(example.device)
 
@@ -326,7 +328,7 @@ def _require_expandable(
     if len(source) > len(dims) or any(one not in (1, other) for one, other in pairs):
         raise place.error(
             f"{what} {dims_text(source)} does not fit into {target.tensor.name!r} {dims_text(dims)}.",
-            "Bind to something of the same shape.",
+            "Bind to an input of the same shape.",
         )
 
 
@@ -342,7 +344,7 @@ def _require_distinct(boundaries: Sequence[InputBoundary], inputs: Sequence[Plan
         written = identifier(boundary.outer_name)
         if written in taken:
             raise one.place.at("rename").error(
-                f"inputs {taken[written]!r} and {one.tensor.name!r} are both written {written!r} in the archive.",
+                f"inputs {taken[written]!r} and {one.tensor.name!r} both get the name {written!r} in the archive.",
                 "Rename one of them.",
             )
         taken[written] = one.tensor.name
@@ -361,7 +363,7 @@ def _bound_order(boundaries: Sequence[InputBoundary], inputs: Sequence[Planned])
                 .place.at("bind")
                 .error(
                     f"{', '.join(names)} are bound to each other in a circle.",
-                    "Bind one of them to an input that stays.",
+                    "Bind one of them to an input that remains.",
                 )
             )
         order += ready
@@ -394,5 +396,5 @@ def _require_carried(
             if isinstance(dim, str) and dim not in carriers and dim not in fixed:
                 raise one.place.at("bind").error(
                     f"no input of the archive has {dim}, an axis of {one.tensor.name!r} {dims_text(boundary.dims)}.",
-                    f"Collapse {dim}, pin it, or alias it with a symbol of an input that stays.",
+                    f"Collapse {dim}, pin it, or alias it with the symbol of an input that remains.",
                 )

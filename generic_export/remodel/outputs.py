@@ -95,17 +95,17 @@ def kept_outputs(
             here = place.at("outputs_keep", index)
             position = names.index(_kept_name(name, outputs, here))
             if position in kept:
-                raise here.error(f"output {name!r} is kept twice.", "Name each output once.")
+                raise here.error(f"output {name!r} is listed twice.", "Name each output once.")
             kept.append(position)
         if not kept:
-            raise place.at("outputs_keep").error("no output is kept.", "Name one or more.")
+            raise place.at("outputs_keep").error("no output is listed.", "Name one or more.")
     taken = {identifier(name): f"input {name!r}" for name in input_names}
     for position in kept:
         output = outputs[position]
         written = identifier(output.outer_name)
         if written in taken:
             raise place.at("outputs", output.name, "rename").error(
-                f"{taken[written]} and output {output.name!r} are both written {written!r} in the archive.",
+                f"{taken[written]} and output {output.name!r} both get the name {written!r} in the archive.",
                 "Rename one of them.",
             )
         taken[written] = f"output {output.name!r}"
@@ -128,7 +128,7 @@ def _collapsed(output: NamedTensor, plan: OutputPlan, place: Place) -> tuple[int
         if size != 1:
             raise here.error(
                 f"axis {number} of output {output.name!r} has size {size}: only one of size 1 can disappear.",
-                "Collapse or pin the symbol that makes it, on the inputs.",
+                "Collapse or pin its symbol at the inputs.",
             )
         axes.append(number)
     return tuple(sorted(set(axes)))
@@ -138,13 +138,13 @@ def _number(axis: AxisName, output: NamedTensor, place: Place) -> int:
     rank = output.value.ndim
     if isinstance(axis, int):
         if not -rank <= axis < rank:
-            raise place.error(f"output {output.name!r} has {rank} axes, none is number {axis}.", "Count from 0.")
+            raise place.error(f"output {output.name!r} has {rank} axes and no axis {axis}.", "Count from 0.")
         return axis % rank
     found = [number for number, dim in enumerate(output.dims) if dim == axis]
     if len(found) != 1:
         raise place.error(
             f"{len(found) or 'none'} of the axes of output {output.name!r} {dims_text(output.dims)} is {axis}.",
-            "Give the number of the axis.",
+            "Use the number of the axis.",
         )
     return found[0]
 
@@ -167,7 +167,7 @@ def _require_fixed(axis: _Axis, name: str, fixed: Collection[str], place: Place)
     moving = [symbol for symbol in axis.follows if symbol not in fixed]
     if moving:
         raise place.error(
-            f"an axis of output {name!r} follows {', '.join(moving)}: it is not always 1.",
+            f"an axis of output {name!r} depends on {', '.join(moving)}: it is not always 1.",
             "Collapse or pin that symbol on the inputs.",
         )
 

@@ -133,11 +133,11 @@ class _Reader:
         for key, value in self.node.value:
             text = key.value if isinstance(key, yaml.ScalarNode) else ""
             if not text:
-                raise self.place.error("a key is no text.")
+                raise self.place.error("a key is not text.")
             place = self.place.at(text)
             self.lines[place.path] = key.start_mark.line + 1
             if text in seen:
-                raise place.error("this key stands there twice.")
+                raise place.error("this key is repeated.")
             seen.add(text)
             yield _Reader(key, place, self.lines), _Reader(value, place, self.lines)
 
@@ -279,7 +279,8 @@ def _bind(reader: _Reader) -> Bind:
         source, _, axis = reader.text().rpartition(".")
         if not (source and axis):
             raise reader.place.error(
-                f"{reader.text()!r} names no axis.", "Write input.SYMBOL, {same_as: input} or {constant: number}."
+                f"{reader.text()!r} does not name an axis.",
+                "Write input.SYMBOL, {same_as: input} or {constant: number}.",
             )
         return BindSize(source, _whole(axis))
     found = reader.fields(
@@ -298,8 +299,8 @@ def _bind(reader: _Reader) -> Bind:
     maker = makers.get(frozenset(found))
     if maker is None:
         raise reader.place.error(
-            f"the keys {', '.join(found) or '(none)'} make no bind.",
-            "Give size_of and axis, or same_as, or constant.",
+            f"the keys {', '.join(found) or '(none)'} do not form a bind.",
+            "Use size_of and axis, or same_as, or constant.",
         )
     return maker()
 

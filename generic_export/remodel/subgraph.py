@@ -115,7 +115,7 @@ def _names(subgraph: Subgraph, kind: str, given: Sequence[str] | None, own: Sequ
         )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise OptionError(f"sub-graph {subgraph.name!r} has two {kind}s named {twice!r}.", "Give each its own name.")
+        raise OptionError(f"sub-graph {subgraph.name!r} has two {kind}s named {twice!r}.", "Use different names.")
     return names
 
 
@@ -124,7 +124,7 @@ def _dims(subgraph: Subgraph, name: str, value: torch.Tensor) -> tuple[AxisName,
     for axis, symbol in subgraph.dynamic_axes.get(name, {}).items():
         if not -value.ndim <= axis < value.ndim:
             raise OptionError(
-                f"sub-graph {subgraph.name!r}: input {name!r} has {value.ndim} axes, none is number {axis}.",
+                f"sub-graph {subgraph.name!r}: input {name!r} has {value.ndim} axes and no axis {axis}.",
                 "Count axes from 0.",
             )
         dims[axis] = symbol_name(symbol)

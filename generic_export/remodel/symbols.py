@@ -63,18 +63,18 @@ def _aliased(own: Sequence[str], plan: SubgraphPlan, place: Place) -> dict[str, 
         with place.at(target).named():
             dim_symbol(target)
         if not sources:
-            raise place.at(target).error("no symbol is to become this one.", "List one or more.")
+            raise place.at(target).error("no symbol is renamed to this one.", "List one or more.")
         for index, source in enumerate(sources):
             here = place.at(target, index)
             if source not in own:
                 raise here.unknown("symbol", source, own)
             if source in names:
-                raise here.error(f"symbol {source!r} is to become {names[source]!r} as well.", "Give it one name.")
+                raise here.error(f"symbol {source!r} is also renamed to {names[source]!r}.", "Use one name.")
             names[source] = target
     for target in plan.aliases:
         if names.get(target, target) != target:
             raise place.at(target).error(
-                f"symbol {target!r} is itself to become {names[target]!r}.", "Name the last of them."
+                f"symbol {target!r} is itself renamed to {names[target]!r}.", "Use the final name."
             )
     return names
 
@@ -106,8 +106,9 @@ def _example_sizes(inputs: Sequence[NamedTensor], canonical: Mapping[str, str], 
             where = f"axis {axis} of {tensor.name!r}"
             if sizes.setdefault(name, size) != size:
                 raise place.at(tensor.name).error(
-                    f"{where} has size {size} in the example, {first[name]} has {sizes[name]}, and both are {name}.",
-                    "Give them different symbols, or an example in which they agree.",
+                    f"{where} has size {size} in the example, but {first[name]} has {sizes[name]}, and both are "
+                    f"{name}.",
+                    "Use different symbols, or an example in which they are equal.",
                 )
             first.setdefault(name, where)
     return sizes
@@ -211,7 +212,8 @@ class _Judge:
         if relation.divided_and_whole:
             symbol = relation.divided_and_whole[0]
             raise place.error(
-                f"{text!r} holds {symbol} both divided and whole: beside a range of {symbol}, tract never ends loading it.",
+                f"{text!r} uses {symbol} both divided and whole: tract does not finish loading this together "
+                f"with a range of {symbol}.",
                 f"Say that {symbol} is a multiple with constraints: {{{symbol}: {{multiple_of: ...}}}}.",
             )
         renamed = relation.replaced({symbol: self.fixed.get(name, name) for symbol, name in names.items()})

@@ -42,8 +42,8 @@ def dim_symbol(name: str) -> sympy.Symbol:
     """
     if not _SYMBOL_PATTERN.fullmatch(name) or name.startswith(_RESERVED_PREFIXES):
         raise OptionError(
-            f"symbol name {name!r} is not one that tract can parse.",
-            "Use letters, digits and underscores, and do not start with true, false or inf.",
+            f"symbol name {name!r} cannot be parsed by tract.",
+            "Use letters, digits and underscores; do not start with true, false or inf.",
         )
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
@@ -196,7 +196,7 @@ def _print(expr: sympy.Expr) -> str:
     printer = _PRINTERS.get(type(expr))
     if printer is None:
         raise DimensionError(
-            f"size {expr} has no form in tract's dimension language ({type(expr).__name__} is unknown to it).",
+            f"size {expr} has no form in tract's dimension language ({type(expr).__name__} is not supported).",
             "Declare that axis static, or compute the size from sums, products and integer divisions.",
             symbols=symbols_of(expr),
         )

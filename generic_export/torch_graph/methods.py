@@ -86,8 +86,8 @@ def as_forward(module: nn.Module, fn_name: str) -> nn.Module:
     kind = type(module).__name__
     if isinstance(module, ScriptModule):
         raise OptionError(
-            f"{kind}.{fn_name}: of a ScriptModule only the forward is exported.",
-            "Export the method of the module that it was scripted or traced from.",
+            f"{kind}.{fn_name}: only the forward of a ScriptModule can be exported.",
+            "Export the method of the module from which it was scripted or traced.",
         )
     if not callable(getattr(module, fn_name, None)):
         raise OptionError(

@@ -52,7 +52,7 @@ class FlatCall:
             if _hides_tensors(leaf):
                 kind = type(leaf).__name__
                 raise OptionError(
-                    f"argument {name!r} is a {kind}: its tensors would be constants of the archive.",
+                    f"argument {name!r} is a {kind}: its tensors would become constants of the archive.",
                     _REGISTER.format(kind),
                 )
         tensors = [(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor)]
@@ -92,7 +92,7 @@ def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...
                 f"output {name or 'of the module'!r} is a {kind}, not a tensor.",
                 _REGISTER.format(kind)
                 if _hides_tensors(leaf)
-                else "Return tensors only, for instance from a wrapper module.",
+                else "Return tensors only, for example from a wrapper module.",
             )
     tensors = [(name, leaf) for name, leaf in found if leaf is not None]
     if len(tensors) == 1 and tensors[0][0] == "output_0":
@@ -101,7 +101,7 @@ def named_outputs(result: Any) -> tuple[tuple[str, ...], tuple[torch.Tensor, ...
 
 
 _REGISTER = (
-    "Pass and return tensors, from a wrapper module that makes the object in its forward; or register {} with "
+    "Pass and return tensors, and construct the object in the forward of a wrapper module; or register {} with "
     "torch.utils._pytree.register_pytree_node."
 )
 
@@ -217,7 +217,7 @@ def _named_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise OptionError(
-            f"{type(module).__name__}.forward{signature} does not take these arguments: {error}."
+            f"{type(module).__name__}.forward{signature} does not accept these arguments: {error}."
         ) from None
     parameters = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), "args")

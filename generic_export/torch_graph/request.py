@@ -35,7 +35,7 @@ class DynamicSize:
     def __post_init__(self) -> None:
         for option, value in (("multiple_of", self.multiple_of), ("min", self.min), ("max", self.max)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise OptionError(f"{option} of {self.name!r} is {value!r}.", "Give a whole number from 1 on.")
+                raise OptionError(f"{option} of {self.name!r} is {value!r}.", "Use an integer of 1 or more.")
         if self.max is not None and self.least > self.max:
             raise OptionError(f"no multiple of {self.multiple_of} is between {self.min} and {self.max} ({self.name}).")
 
@@ -138,7 +138,7 @@ def symbol_name(symbol: object) -> str:
     if type(symbol) is not Dim or not isinstance(name, str):
         raise OptionError(
             f"dynamic size {symbol!r} has no name.",
-            "Give a string, torch.export.Dim(name), or DynamicSize(name, multiple_of=8) for what is a multiple.",
+            "Use a string, torch.export.Dim(name), or DynamicSize(name, multiple_of=8) for multiples.",
         )
     return name
 
@@ -164,7 +164,7 @@ def declared_sizes(axes: DynamicAxes) -> dict[str, DynamicSize]:
     for size in (symbol for given in axes.values() for symbol in given.values() if isinstance(symbol, DynamicSize)):
         if found.setdefault(size.name, size) != size:
             raise OptionError(
-                f"{size.name} is declared twice, as {found[size.name]} and as {size}.", "One symbol is one size."
+                f"{size.name} is declared twice, as {found[size.name]} and as {size}.", "A symbol has one declaration."
             )
     return found
 

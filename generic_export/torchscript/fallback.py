@@ -108,13 +108,13 @@ def capture_fallbacks(
     try:
         _check_other_sizes(model, traced, call, dynamic_axes, inputs)
         if not lines and not _sees_its_inputs(model, traced, call):  # what the tracer warned of is told
-            note(CaptureAttempt(TRACE, "the trace holds values of the example"))
+            note(CaptureAttempt(TRACE, "the trace contains values of the example"))
             return
     except SpecializedAxisError as frozen:
         note(CaptureAttempt(TRACE, frozen.message))
         numbers = example_numbers(model, call, inputs, dynamic_axes)
         if numbers is not None:
-            how = "torch.export with numbers that it reads from tensors taken from the example"
+            how = "torch.export with the example's values for numbers that are read from tensors"
             yield CaptureFallback(how, model, tuple(args), call.names, names, numbers.caution, kwargs, numbers.given)
         raise frozen
     yield CaptureFallback(TRACE, interpreted(traced), call.tensors, call.names, names, _caution(lines))
@@ -180,7 +180,7 @@ def _is_tracers(warning: warnings.WarningMessage) -> bool:
 def _caution(lines: Sequence[str]) -> str:
     if not lines:
         return ""
-    return f"What Python decides at {', '.join(lines)} is decided by the example inputs, for all inputs."
+    return f"What Python decides at {', '.join(lines)} is fixed to the example's outcome."
 
 
 def _sees_its_inputs(model: nn.Module, traced: nn.Module, call: FlatCall) -> bool:
@@ -216,9 +216,9 @@ def _check_other_sizes(
         compared += resized is not _one  # what has one position goes with everything
         answered = _results(traced, tensors, {})
         if answered is None or not all(map(_alike, expected, answered)):
-            raise _frozen_by_trace(model, dynamic_axes, "the trace answers differently from the module at other sizes")
+            raise _frozen_by_trace(model, dynamic_axes, "the trace differs from the module at other sizes")
     if not compared:
-        raise _frozen_by_trace(model, dynamic_axes, "the module runs at none of the other sizes that were tried")
+        raise _frozen_by_trace(model, dynamic_axes, "the module does not run at any other size that was tried")
 
 
 def _one(size: int) -> int:
@@ -228,7 +228,9 @@ def _one(size: int) -> int:
 
 def _frozen_by_trace(model: nn.Module, dynamic_axes: DynamicAxes, reason: str) -> SpecializedAxisError:
     symbols = ", ".join(sorted({symbol_name(symbol) for axes in dynamic_axes.values() for symbol in axes.values()}))
-    return SpecializedAxisError(f"freezes {symbols}: {reason}.", f"Or leave {symbols} static: then it is traced.")
+    return SpecializedAxisError(
+        f"specializes {symbols}: {reason}.", f"Or make {symbols} static: then the module is traced."
+    )
 
 
 def _at_sizes(tensor: torch.Tensor, axes: Mapping[int, AxisSymbol], resized: _Resized) -> torch.Tensor:

@@ -122,7 +122,7 @@ class Interpreter:
         overload = overload_named(kind, schema.overload_name) if schema is not None else None
         if overload is None:
             raise CaptureError(
-                f"TorchScript operator {kind}{_at(node)} has no meaning outside of TorchScript.",
+                f"TorchScript operator {kind}{_at(node)} is not supported outside TorchScript.",
                 "Remove it from the scripted module, or trace the module instead.",
             )
         call = spelled_call(overload, [self._as_operand(value, arguments) for value in arguments])
@@ -208,7 +208,7 @@ def _call_function(run: Interpreter, node: JitNode) -> Sequence[Any]:
     kind: Any = callee.type()
     function = script_function(kind.str())
     if function is None:
-        raise CaptureError(f"function {kind.str()}{_at(node)} cannot be called from outside of its graph.")
+        raise CaptureError(f"function {kind.str()}{_at(node)} cannot be called outside its graph.")
     return _per_output(function(*(run._value(value) for value in arguments)), node.outputsSize())
 
 
@@ -220,8 +220,8 @@ def _branch(run: Interpreter, node: JitNode) -> Sequence[Any]:
     if isinstance(condition, torch.SymBool) and not (is_sure(condition) or is_sure(torch.sym_not(condition))):
         taken = "true" if condition else "false"
         warnings.warn(
-            f"the `if`{_at(node)} is on a dynamic size: its {taken} branch is kept, as for the example's size; the archive "
-            "asserts for which sizes that holds.",
+            f"the `if`{_at(node)} depends on a dynamic size: its {taken} branch is kept, as for the example's "
+            "size; the archive asserts the sizes for which that holds.",
             stacklevel=2,
         )
     return run_block(run, if_true if condition else if_false)
@@ -263,8 +263,9 @@ def _selected(node: JitNode, condition: torch.Tensor, left: Any, right: Any) -> 
             return left
         return torch.where(condition, left, right)
     raise CaptureError(
-        f"the branches of the `if` on data{_at(node)} return values of different kinds or shapes ({_said(left)}, {_said(right)}).",
-        "Give both branches results of one shape and type, or keep one branch with harden_jit_for_export.",
+        f"the branches of the `if` on data{_at(node)} return values of different types or shapes ({_said(left)}, "
+        f"{_said(right)}).",
+        "Make the branches return the same shape and type, or keep one branch with harden_jit_for_export.",
     )
 
 
@@ -283,8 +284,8 @@ def _refuse_effects(block: JitBlock) -> None:
         changes = inner.kind() in _EFFECTS or bool(schema and schema.is_mutable)
         if inner.kind() == "prim::SetAttr" or (changes and next(inner.inputs()).unique() not in inside):
             raise CaptureError(
-                f"{inner.kind()}{_at(inner)} changes a value from outside of its `if` on data.",
-                "Compute a new value in both branches instead, or keep one branch with harden_jit_for_export.",
+                f"{inner.kind()}{_at(inner)} modifies a value from outside its `if` on data.",
+                "Compute a new value in both branches, or keep one branch with harden_jit_for_export.",
             )
         for nested in inner.blocks():
             _refuse_effects(nested)
@@ -296,7 +297,7 @@ def _loop(run: Interpreter, node: JitNode) -> Sequence[Any]:
     index_value, *carried_values = body.inputs()
     if isinstance(trips, torch.SymInt):
         raise SpecializedAxisError(
-            f"the loop{_at(node)} runs as often as a dynamic axis is long.",
+            f"the number of iterations of the loop{_at(node)} is a dynamic size.",
             "Make the axis static, write the loop as operations on whole tensors, or use torch's scan.",
         )
     trips = run.numbers.get(id(trips), trips)
@@ -304,8 +305,9 @@ def _loop(run: Interpreter, node: JitNode) -> Sequence[Any]:
     while index < trips:
         if isinstance(condition, torch.Tensor):
             raise CaptureError(
-                f"the loop{_at(node)} runs until a condition on data holds.",
-                "An engine needs to know how often: loop a fixed number of times, or keep the loop outside of the model.",
+                f"the loop{_at(node)} runs until a condition on data is met.",
+                "The engine needs a fixed number of iterations: loop a fixed number of times, or loop outside "
+                "the model.",
             )
         if not condition:
             break

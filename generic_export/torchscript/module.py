@@ -66,8 +66,8 @@ class InterpretedModule(NotesSources, nn.Module):
         if run.written and torch.compiler.is_exporting():
             names = ", ".join(sorted(f"{path}.{name}" if path else name for path, name in run.written))
             warnings.warn(
-                f"{type(self).__name__}: the forward writes into {names}, which the archive does not keep; export a module "
-                "that takes and returns it, such as a wrapper around the script's own submodule.",
+                f"{type(self).__name__}: the forward writes to {names}, which the archive does not keep; export "
+                "a module that takes and returns it, such as a wrapper around the script's submodule.",
                 stacklevel=2,
             )
         return result

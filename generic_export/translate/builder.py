@@ -81,9 +81,9 @@ class NnefBuilder(NnefEmitter):
         """Return an f64 constant as a sum: literals are f32 (docs/contributing/engine-facts.md#identifiers-and-literals)."""
         if abs(value) < F32_SMALLEST:
             raise TranslationError(
-                f"the f64 number {value:g}: tract takes products with one so close to zero for zero "
+                f"the f64 number {value:g}: tract computes matmuls with a number this close to zero as zero "
                 "(docs/contributing/engine-facts.md#identifiers-and-literals).",
-                f"Use one of at least {F32_SMALLEST:.2g}, or 0.",
+                f"Use 0, or at least {F32_SMALLEST:.2g}.",
             )
         scaled = True
         if abs(value) > F32_MAX:

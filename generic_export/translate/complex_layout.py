@@ -91,7 +91,7 @@ def on_pairs(operator: str, inputs: Sequence[Any], attributes: Attributes) -> tu
     amend = _ON_PAIRS.get(operator)
     if amend is None:
         raise TranslationError(
-            f"{operator} has no form for complex numbers (tract has no complex element type).",
+            f"{operator} is not supported for complex numbers (tract has no complex dtype).",
             "Compute with torch.view_as_real, or with the real and imaginary parts.",
         )
     rank = next(value.rank for value in values_in(inputs) if value.dtype in COMPONENT_DTYPES)

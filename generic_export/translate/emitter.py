@@ -134,7 +134,7 @@ class NnefEmitter:
         loaded = load_fragment(fragment) if isinstance(fragment, str) else fragment
         known = self.fragments.setdefault(loaded.name, loaded)
         if known != loaded:
-            raise GraphError(f"two fragments are called {loaded.name!r}.", "Rename one of them.")
+            raise GraphError(f"two fragments have the name {loaded.name!r}.", "Rename one of them.")
         return self.emit(loaded.name, inputs, shape=shape, dtype=dtype)
 
     # --- sources ---------------------------------------------------------------------------------

@@ -35,11 +35,11 @@ def translates_module(module_class: type[nn.Module]) -> Callable[[F], F]:
         RegistrationError: it is not a module class, or already has a translation.
     """
     if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
-        raise RegistrationError(f"{module_class!r} is not a class of modules.")
+        raise RegistrationError(f"{module_class!r} is not a module class.")
 
     def register(function: F) -> F:
         if module_class in _MODULE_TRANSLATIONS:
-            raise RegistrationError(f"{module_class.__name__} has a translation already.")
+            raise RegistrationError(f"{module_class.__name__} already has a translation.")
         _MODULE_TRANSLATIONS[module_class] = function
         return function
 
@@ -66,7 +66,7 @@ def unit(
     module = module_of(key)
     function = next((_MODULE_TRANSLATIONS[kind] for kind in type(module).__mro__ if kind in _MODULE_TRANSLATIONS), None)
     if function is None:
-        raise UnsupportedOperatorError(f"{type(module).__name__} was kept whole but has no translation.")
+        raise UnsupportedOperatorError(f"{type(module).__name__} was kept as one operator but has no translation.")
     result = function(b, module, tuple(inputs), dict(zip(state_names(module), state, strict=True)))
     return [result] if isinstance(result, Value) else list(result)
 

@@ -76,7 +76,7 @@ def real_value(b: Calculator, expr: sympy.Expr) -> Value:
     fold = next((name for kind, name in _FOLDS.items() if isinstance(expr, kind)), None)
     if fold is None:
         raise DimensionError(
-            f"size {expr} has no form in the graph ({type(expr).__name__} is unknown to it).",
+            f"size {expr} has no form in the graph ({type(expr).__name__} is not supported).",
             "Compute it from sums, products, quotients, powers and roots of sizes, or declare that axis static.",
             symbols=symbols_of(expr),
         )

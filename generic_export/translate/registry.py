@@ -54,7 +54,7 @@ def translates(*overloads: OpOverload) -> Callable[[F], F]:
         for overload in overloads:
             if overload in _TRANSLATIONS:
                 raise RegistrationError(
-                    f"{overload} has a translation already: {_TRANSLATIONS[overload].function.__name__}."
+                    f"{overload} already has a translation: {_TRANSLATIONS[overload].function.__name__}."
                 )
             known = {argument.name for argument in schema_of(overload).arguments}
             unknown = accepted - known
@@ -94,13 +94,13 @@ def translate_call(builder: NnefBuilder, op: TorchOp, arguments: Mapping[str, An
     """
     translation = _TRANSLATIONS.get(op.target)
     if translation is None:
-        raise unsupported(op, "no NNEF form is registered")
+        raise unsupported(op, "no translation is registered")
     for argument in schema_of(op.target).arguments:
         name = argument.name
         if name not in arguments or name in translation.accepted or name in _PLACEMENT_ARGUMENTS:
             continue
         if arguments[name] != (argument.default_value if argument.has_default_value() else None):
-            raise unsupported(op, f"the translation does not take {name}={arguments[name]!r}")
+            raise unsupported(op, f"the translation does not support {name}={arguments[name]!r}")
     accepted = {name: value for name, value in arguments.items() if name in translation.accepted}
     result = translation.function(builder, **accepted)
     return (result,) if isinstance(result, Value) else tuple(result)

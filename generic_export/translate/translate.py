@@ -134,7 +134,7 @@ class _Values:
         known = self._values.get(variable.name)
         if known is None:
             if variable.kind not in (TensorKind.PARAMETER, TensorKind.CONSTANT):
-                raise GraphError(f"{variable.name!r} is read before any operator made it.")
+                raise GraphError(f"{variable.name!r} is read before an operator assigns it.")
             known = self._builder.variable(variable.name, variable.shape, variable.dtype)
             self._values[variable.name] = known
         return known
@@ -167,7 +167,7 @@ def _translate_op(op: TorchOp, builder: NnefBuilder, values: _Values) -> None:
         raise type(error)(f"{where}: {error.message}", error.hint) from error
     if len(results) != len(op.outputs):
         raise TranslationError(
-            f"{op.target}: the translation made {len(results)} values, the schema {len(op.outputs)}."
+            f"{op.target}: the translation returned {len(results)} values, but the schema has {len(op.outputs)}."
         )
     for variable, value in zip(op.outputs, results, strict=True):
         if variable is not None:
@@ -182,12 +182,12 @@ def _check_result(op: TorchOp, variable: TensorVariable, value: Value) -> None:
     """
     if value.dtype is not variable.dtype:
         raise GraphError(
-            f"{op.target} at {op.module_path}: translated to {value.dtype}, PyTorch makes {variable.dtype}."
+            f"{op.target} at {op.module_path}: translated to {value.dtype}, but PyTorch has {variable.dtype}."
         )
     if not same_shape(value.shape, variable.shape):
         raise GraphError(
-            f"{op.target} at {op.module_path} ({op.source}): translated to shape {shape_text(value.shape)}, "
-            f"PyTorch makes {shape_text(variable.shape)}.",
+            f"{op.target} at {op.module_path} ({op.source}): translated to shape {shape_text(value.shape)}, but "
+            f"PyTorch has {shape_text(variable.shape)}.",
             symbols=[name for dim in (*value.shape, *variable.shape) for name in symbols_of(dim)],
         )
 

@@ -127,10 +127,10 @@ def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:
 
 
 def _advice(left: Dim, right: Dim) -> str:
-    equal = "They are equal in the example, and not at every size."
+    equal = "They are equal in the example, but not at every size."
     if all(sympy.sympify(each).is_Symbol for each in (left, right)):
-        return f"{equal} Give both axes one symbol, or declare one static."
-    return f"{equal} Take one from the other in the model, as in y[:, : x.shape[1]], or declare the axes static."
+        return f"{equal} Use one symbol for both axes, or make one static."
+    return f"{equal} Cut one to the other in the model, as in y[:, : x.shape[1]], or make the axes static."
 
 
 def _meets_from_one(left: Dim, right: Dim) -> bool:

@@ -143,7 +143,7 @@ def _open_folder(folder: Path) -> Checkpoint:
             names = ", ".join(file.name for file in found[:4]) + (", ..." if len(found) > 4 else "")
             raise WeightError(
                 f"{folder}: {len(found)} {kind.label} files ({names}) and no {kind.index} to order them.",
-                "Download the index as well, or give the path of one file.",
+                "Download the index too, or use the path of one file.",
             )
     others = sorted(file.name for file in folder.iterdir() if file.suffix in _OTHER_SUFFIXES)
     if others:
@@ -158,7 +158,7 @@ def _find_index(folder: Path, kind: _Format) -> Path | None:
     if len(found) > 1:
         raise WeightError(
             f"{folder}: several index files ({', '.join(file.name for file in found)}).",
-            "Give the path of one of them.",
+            "Use the path of one of them.",
         )
     return found[0] if found else None
 
@@ -174,7 +174,7 @@ def _open_sharded(index: Path, kind: _Format) -> Checkpoint:
     for shard in sorted(set(weight_map.values())):
         if not (index.parent / shard).exists():
             raise CorruptCheckpointError(
-                f"{index.parent / shard}: this shard is missing, {index.name} expects "
+                f"{index.parent / shard}: this shard is missing; {index.name} expects "
                 f"{sum(where == shard for where in weight_map.values())} tensors in it.",
                 "Download the missing file into the same folder.",
             )
@@ -186,7 +186,7 @@ def _open_sharded(index: Path, kind: _Format) -> Checkpoint:
             holders.setdefault(name, []).append(shard)
     for name, shard in weight_map.items():
         if name not in shards[shard]:
-            where = f"it is in {holders[name][0]}" if name in holders else "no shard holds it"
+            where = f"it is in {holders[name][0]}" if name in holders else "no shard contains it"
             raise CorruptCheckpointError(
                 f"tensor {name}: {index} places it in {shard}, but {where}.",
                 "The index and the shards come from different downloads: download the checkpoint again.",
@@ -195,7 +195,7 @@ def _open_sharded(index: Path, kind: _Format) -> Checkpoint:
     for name, candidates in holders.items():  # tensors the index does not list count too, as in transformers
         if name not in weight_map and len(candidates) > 1:
             raise CorruptCheckpointError(
-                f"tensor {name}: not listed in {index} and held by several shards ({', '.join(candidates)}).",
+                f"tensor {name}: not listed in {index} and contained in several shards ({', '.join(candidates)}).",
                 "Download the checkpoint again.",
             )
         tensors.setdefault(name, shards[candidates[0]][name])
@@ -216,9 +216,7 @@ def _read_weight_map(index: Path, text: bytes) -> dict[str, str]:
     for shard in set(weight_map.values()):
         relative = PurePosixPath(shard)
         if any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in relative.parts):
-            raise CorruptCheckpointError(
-                f"{index}: a shard's name is longer than a file's can be: {shard}.", DOWNLOAD_AGAIN
-            )
+            raise CorruptCheckpointError(f"{index}: a shard name is too long for a file: {shard}.", DOWNLOAD_AGAIN)
         if not relative.parts or not _is_file_name(shard) or relative.is_absolute() or ".." in relative.parts:
             raise CorruptCheckpointError(f"{index}: shard {shard!r} lies outside the checkpoint folder.")
     return dict(weight_map)

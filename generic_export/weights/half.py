@@ -156,7 +156,7 @@ class CastTensor(DerivedTensor):
         if found is not None and self.report.refuses_nonfinite:
             raise NonFiniteWeightError(
                 f"tensor {self.name}: {found}.",
-                "A model that was trained has none: correct the checkpoint, or pass --allow-nonfinite to export it as it is.",
+                "Trained models have none: correct the checkpoint, or pass --allow-nonfinite to export it unchanged.",
             )
 
     def _cast(self, values: torch.Tensor) -> torch.Tensor:

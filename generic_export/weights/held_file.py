@@ -144,7 +144,7 @@ def refuse_changed(files: Iterable[HeldFile]) -> None:
         more = f" (and {len(changed) - 1} more of the source's files changed)" if len(changed) > 1 else ""
         raise SourceChangedError(
             f"{path}: {change} while it was being exported{more}.",
-            "What was read of it may be of two different models: export again once nothing writes to the source.",
+            "The export may mix two models: export again when nothing writes to the source.",
         )
 
 

@@ -88,7 +88,7 @@ class OffloadStore:
             OptionError: the budget is negative.
         """
         if budget_bytes < 0:
-            raise OptionError(f"budget_bytes is {budget_bytes}.", "Give the bytes that may stay in memory, 0 or more.")
+            raise OptionError(f"budget_bytes is {budget_bytes}.", "Use a number of bytes of 0 or more.")
         self.budget_bytes = budget_bytes
         self._lock = threading.Lock()
         # The source stands beside its values: its id is the key, and must not be given to another one.
@@ -240,7 +240,7 @@ class OffloadedTensor(torch.Tensor):
             WeightError: always.
         """
         raise WeightError(
-            f"tensor {self.source.name}: it lives on disk and is not pickled.", "Pickle tensor.load() instead."
+            f"tensor {self.source.name}: it is on disk and cannot be pickled.", "Pickle tensor.load() instead."
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -297,7 +297,9 @@ def offload_parameters(module: nn.Module, sources: Mapping[str, TensorSource], s
 
 def _offloaded_parameter(name: str, parameter: nn.Parameter, source: TensorSource, store: OffloadStore) -> nn.Parameter:
     if tuple(source.shape) != tuple(parameter.shape):
-        raise WeightError(f"parameter {name} has shape {list(parameter.shape)}, its source {list(source.shape)}.")
+        raise WeightError(
+            f"parameter {name} has shape {list(parameter.shape)}, but its source has {list(source.shape)}."
+        )
     return nn.Parameter(store.tensor(source, parameter.dtype), requires_grad=False)
 
 

@@ -93,9 +93,9 @@ class PartTensor(PlainValues):
     def __post_init__(self) -> None:
         if math.prod(self.source.shape) != math.prod(self.part.view):
             raise WeightError(
-                f"tensor {self.part.parameter}: expected the values of {list(self.part.view)}, its source has shape "
+                f"tensor {self.part.parameter}: expected shape {list(self.part.view)}, but its source has "
                 f"{list(self.source.shape)}.",
-                "The checkpoint does not belong to this config.",
+                "The checkpoint does not fit this config.",
             )
 
     @property

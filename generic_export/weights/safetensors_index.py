@@ -125,7 +125,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         if path.is_symlink():  # the Hugging Face cache links names to blobs
-            raise CorruptCheckpointError(f"{path}: links to a file that is not there.", DOWNLOAD_AGAIN) from error
+            raise CorruptCheckpointError(f"{path}: a broken link.", DOWNLOAD_AGAIN) from error
         raise WeightError(f"{path}: no such file.", "Check the path of the checkpoint.") from error
     except OSError as error:
         raise WeightError(f"{path}: cannot be read: {error.strerror}.") from error
@@ -148,12 +148,12 @@ def _read_header(path: Path, file: HeldFile) -> bytes:
     require_weights(path, prefix)
     if len(prefix) < 8:
         raise CorruptCheckpointError(
-            f"{path}: truncated, it is {file_bytes} bytes long and misses at least {8 - len(prefix)} bytes.",
+            f"{path}: truncated; it is {file_bytes} bytes long and at least {8 - len(prefix)} bytes are missing.",
             DOWNLOAD_AGAIN,
         )
     header_bytes = int.from_bytes(prefix, "little")
     if header_bytes > MAX_HEADER_BYTES:
-        raise _corrupt(path, f"it announces a header of {header_bytes} bytes")
+        raise _corrupt(path, f"its header claims {header_bytes} bytes")
     if header_bytes > file_bytes - 8:
         raise CorruptCheckpointError(
             f"{path}: truncated in its header, at least {header_bytes + 8 - file_bytes} bytes are missing.",

@@ -159,7 +159,9 @@ class InMemoryTensor(LikeTensor):
         if self.tensor.device.type == "meta":
             raise WeightError(f"tensor {self.name}: it is on the meta device and has no values.", "Load it first.")
         if self.tensor.layout is not torch.strided:
-            raise WeightError(f"tensor {self.name}: layout {self.tensor.layout} has no plain bytes.", "Use to_dense().")
+            raise WeightError(
+                f"tensor {self.name}: the layout {self.tensor.layout} is not supported.", "Use to_dense()."
+            )
 
     def chunks(self) -> Iterator[memoryview]:
         for piece in _contiguous_pieces(self.tensor.detach()):
@@ -211,7 +213,7 @@ class FileTensor(PlainValues):
                 yield chunk
         except FileNotFoundError as error:
             raise CorruptCheckpointError(
-                f"tensor {self.name}: {self.path} is not there any more.", DOWNLOAD_AGAIN
+                f"tensor {self.name}: {self.path} no longer exists.", DOWNLOAD_AGAIN
             ) from error
         except OSError as error:
             raise WeightError(f"tensor {self.name}: cannot read {self.path}: {error.strerror}.") from error

@@ -33,8 +33,7 @@ _DEFLATE_RATIO = 1032  # at best: 258 bytes of output for two bits
 _LARGEST_ALIGNMENT = 1 << 20  # bytes; torch.save writes 64
 
 _SAVE_STATE_DICT = (
-    "Where you trust the file, load it with weights_only=False and save its state_dict() alone, "
-    "best with safetensors.torch.save_file."
+    "If you trust the file, load it with weights_only=False and save its state_dict() with safetensors.torch.save_file."
 )
 # How torch's restricted unpickler names what it will not import.
 _REFUSED_GLOBAL = re.compile(
@@ -105,7 +104,7 @@ def _load_error(path: Path, error: Exception) -> WeightError:
         name = next((found for found in _pickled_globals(path) if found == name or _is_foreign(found)), None)
     if name is not None:
         return WeightError(
-            f"{path}: refused, unpickling it would call {name}, which is neither a tensor nor plain data.",
+            f"{path}: refused, because unpickling it would call {name}, which is neither a tensor nor plain data.",
             _SAVE_STATE_DICT,
         )
     return _corrupt(path, f"it cannot be unpickled ({_one_line(error)})")
@@ -149,18 +148,18 @@ def _state_dict(loaded: Any, path: Path) -> dict[str, torch.Tensor]:
     """The one dict of tensors in what a file contains; see `open_torch_file` for the rule."""
     if isinstance(loaded, torch.Tensor):
         raise WeightError(
-            f"{path}: holds one tensor without a name.", "Save a dict: torch.save({'name': tensor}, ...)."
+            f"{path}: contains one tensor without a name.", "Save a dict: torch.save({'name': tensor}, ...)."
         )
     found = dict(_tensor_dicts(loaded, ""))
     if not found:
-        raise WeightError(f"{path}: no named tensors in this file.", "Give a file with a model's state_dict().")
+        raise WeightError(f"{path}: no named tensors in this file.", "Use a file with a model's state_dict().")
     if len(found) > 1:
         found = {place: held for place, held in found.items() if any(tensor.dim() for tensor in held.values())} or found
     if len(found) > 1:
         places = ", ".join(place or "the file itself" for place in found)
         raise WeightError(
-            f"{path}: tensors in {len(found)} dicts ({places}), and nothing says which are the weights.",
-            "Save the one that you mean in a file of its own.",
+            f"{path}: tensors in {len(found)} dicts ({places}); the weights cannot be identified.",
+            "Save the right one in a file of its own.",
         )
     return next(iter(found.values()))
 
@@ -212,23 +211,23 @@ def _zip_records(path: Path) -> dict[int, _Record]:
                 name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
                 start = entry.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
                 if start + entry.compress_size > file_bytes:
-                    raise _corrupt(path, f"entry {entry.filename} ends beyond the file")
+                    raise _corrupt(path, f"entry {entry.filename} ends after the end of the file")
                 if entry.file_size > _DEFLATE_RATIO * entry.compress_size:  # torch sets that much memory aside
-                    raise _corrupt(path, f"entry {entry.filename} announces {entry.file_size:,} bytes")
+                    raise _corrupt(path, f"entry {entry.filename} claims {entry.file_size:,} bytes")
                 records[start] = _Record(entry.file_size, entry.compress_type == zipfile.ZIP_STORED)
                 _require_notes(archive, entry, path)
             return records
     except WeightError:
         raise
     except Exception as error:  # zipfile lets struct.error, ValueError and others through
-        raise _corrupt(path, f"not a whole zip file ({_one_line(error)})") from error
+        raise _corrupt(path, f"not a complete zip file ({_one_line(error)})") from error
 
 
 def _require_notes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
     """Refuse what torch would not survive, or take for something else, in the notes that it keeps beside a pickle."""
     note = entry.filename.rpartition("/")[2].lower()  # torch looks for names in either case
     if note == "byteorder" and archive.read(entry) != b"little":
-        raise WeightError(f"{path}: not in little-endian byte order.", "Save it on the machine it runs on.")
+        raise WeightError(f"{path}: not in little-endian byte order.", "Save it on a little-endian machine.")
     if note == ".storage_alignment":  # by which torch divides: 0 ends the process
         text = archive.read(entry)
         if not (text.isdigit() and 0 < int(text) <= _LARGEST_ALIGNMENT):
@@ -249,7 +248,7 @@ def _region(name: str, tensor: torch.Tensor, file: HeldFile, records: Mapping[in
     itemsize, shape = tensor.dtype.itemsize, tuple(tensor.shape)
     last = tensor.storage_offset() + sum((size - 1) * step for size, step in zip(shape, tensor.stride(), strict=True))
     if tensor.numel() and (last + 1) * itemsize > record.nbytes:
-        raise _corrupt(path, f"tensor {name} of shape {list(shape)} reaches beyond its storage")
+        raise _corrupt(path, f"tensor {name} of shape {list(shape)} exceeds its storage")
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None
     start = offset + int(tensor.storage_offset()) * itemsize if tensor.numel() else offset

@@ -81,7 +81,7 @@ def read_tensor(source: TensorSource, dtype: torch.dtype | None = None) -> torch
         flat[filled : filled + len(piece)].copy_(piece)
         filled += len(piece)
     if filled != flat.numel():
-        raise WeightError(f"tensor {source.name}: {filled} values were read, its shape has {flat.numel()}.")
+        raise WeightError(f"tensor {source.name}: {filled} values were read, but its shape has {flat.numel()}.")
     return values
 
 

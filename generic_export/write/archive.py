@@ -263,7 +263,7 @@ class ArchiveWriter:
         if resume is None or self.format is not ArchiveFormat.TGZ:
             return resume
         if resume.wanted:
-            resume.on_lost("a .tgz is one compressed stream and cannot be continued: starting from the beginning.")
+            resume.on_lost("a .tgz is one compressed stream and cannot be continued; starting from the beginning.")
         return None
 
     def _open_journal(self) -> Journal:
@@ -279,13 +279,13 @@ class ArchiveWriter:
                 journal.discard()
         if resume is not None and wanted:
             if found is not None:
-                resume.on_found(f"Continuing: {len(found.entries)} tensors are there, and are verified first")
+                resume.on_found(f"Continuing: verifying the {len(found.entries)} tensors that exist")
             elif strangers:
                 resume.on_lost(
-                    "what an earlier export left behind has other weights, options or versions: starting again."
+                    "the interrupted export had other weights, options or versions; starting from the beginning."
                 )
             else:
-                resume.on_lost("no interrupted export to continue: starting from the beginning.")
+                resume.on_lost("no interrupted export was found; starting from the beginning.")
         return found or Journal.create(self._target, resume.identity if resume is not None else None)
 
     def _continues(self, journal: Journal) -> bool:
@@ -337,7 +337,7 @@ class ArchiveWriter:
         if self._journal is None or self._sink is None:
             raise ArchiveError(f"{self.path}: the archive is not open.", "Write inside `with ArchiveWriter(...)`.")
         if self._damage is not None:
-            raise ArchiveError(f"{self.path}: cannot go on, {self._damage}.", "Start the archive again.")
+            raise ArchiveError(f"{self.path}: cannot continue, {self._damage}.", "Start the archive again.")
         return self._journal, self._sink
 
     def _complete(
@@ -389,7 +389,7 @@ class ArchiveWriter:
         if not whole:
             more = "at least " if received > entry.size else ""
             raise ArchiveError(
-                f"{self.path}: entry {entry.name} was announced with {entry.size} bytes, got {more}{received}."
+                f"{self.path}: entry {entry.name} was declared with {entry.size} bytes, but got {more}{received}."
             )
         stream.close()
         self._finished(entry.name, EntryDigest(entry.size, digest.hexdigest()))

@@ -134,13 +134,13 @@ def _matching_source(variable: NnefVariable, sources: Mapping[str, TensorSource]
         raise MissingTensorError(f"no source for tensor {variable.label!r} of shape {list(variable.shape)}.")
     if tuple(source.shape) != variable.shape:
         raise WeightError(
-            f"tensor {variable.label!r}: the model needs shape {list(variable.shape)}, "
-            f"its source has {list(source.shape)}.",
-            "The checkpoint does not belong to this config.",
+            f"tensor {variable.label!r}: the model needs shape {list(variable.shape)}, but its source has "
+            f"{list(source.shape)}.",
+            "The checkpoint does not fit this config.",
         )
     stored = _stored_type(source)
     if stored != variable.dtype:
-        raise WeightError(f"tensor {variable.label!r}: the graph reads {variable.dtype}, its source has {stored}.")
+        raise WeightError(f"tensor {variable.label!r}: the graph needs {variable.dtype}, but its source has {stored}.")
     return source
 
 

@@ -44,14 +44,14 @@ def archive_format_of(path: str | os.PathLike[str], compression_level: int | Non
     """
     path = Path(path)
     if path.name in ("", ".."):
-        raise OptionError(f"{path}: not a name for an archive.", "Give the path of a file or of a new folder.")
+        raise OptionError(f"{path}: not a name for an archive.", "Use the path of a file or of a new folder.")
     level_format = _format_of_level(compression_level)
     for suffix, suffix_format in _SUFFIXES:
         if path.name.endswith(suffix):
             if compression_level is not None and suffix_format is not level_format:
                 raise OptionError(
                     f"{path}: suffix {suffix} contradicts compression level {compression_level}.",
-                    "Level 0 is a .tar, 1 to 9 a .tgz; drop the level or change the suffix.",
+                    "Level 0 is a .tar, 1 to 9 a .tgz; omit the level or change the suffix.",
                 )
             return path, suffix_format
     if level_format is ArchiveFormat.DIRECTORY:
@@ -89,7 +89,7 @@ def check_free_space(path: str | os.PathLike[str], needed_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise DiskFullError(
-            f"{path}: needs {needed_bytes} bytes, {free} are free on its disk.",
+            f"{path}: needs {needed_bytes} bytes, but {free} are free on its disk.",
             "Free some space or choose another output path.",
         )
 
@@ -111,9 +111,9 @@ def check_target(path: Path, overwrite: bool) -> None:
     if not os.path.lexists(path):
         return
     if not overwrite:
-        raise OutputExistsError(f"{path}: exists already.", "Ask to overwrite it, or choose another output path.")
+        raise OutputExistsError(f"{path}: exists already.", "Pass overwrite=True, or choose another output path.")
     if path.is_dir() and any(path.iterdir()) and not (path / GRAPH_FILE).exists():
-        raise OutputExistsError(f"{path}: a folder that is no NNEF archive is not replaced.", "Choose another path.")
+        raise OutputExistsError(f"{path}: not replaced, because it is not an NNEF archive.", "Choose another path.")
 
 
 def put_in_place(partial: Path, target: Path) -> None:
@@ -157,11 +157,11 @@ def add_name(names: dict[str, bool], name: str) -> None:
     elif "\0" in name or not _is_unicode(name):
         reason = "the name contains a NUL or is not valid Unicode"
     elif parts[-1] == GRAPH_FILE and folders:
-        reason = f"tract takes a {GRAPH_FILE} in a sub-folder for another model"
+        reason = f"tract would read a {GRAPH_FILE} in a sub-folder as another model"
     elif names.get(name):
-        reason = "it is in the archive already"
+        reason = "it is already in the archive"
     elif name in names or any(names.get(folder) for folder in folders):
-        reason = "it is a file and a folder at once"
+        reason = "it is both a file and a folder"
     if reason:
         raise ArchiveError(f"archive entry {name!r}: {reason}.", "Rename the tensor or the file.")
     names.update(dict.fromkeys(folders, False))
@@ -184,7 +184,8 @@ def check_case(folded: dict[str, str], name: str, folder: Path) -> None:
         known = folded.setdefault(path.casefold(), path)
         if known != path and _ignores_case(folder):
             raise ArchiveError(
-                f"{folder}: {known!r} and {path!r} are one name on this disk.", "Rename the tensor, or write a tar."
+                f"{folder}: {known!r} and {path!r} are the same name on this disk.",
+                "Rename the tensor, or write a tar.",
             )
 
 

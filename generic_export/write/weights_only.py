@@ -99,7 +99,7 @@ def export_tensors_from_disk_to_nnef(
     found: dict[str, torch.Tensor] = {name: store.tensor(source) for name, source in tensors.items()}
     if fn_check_found_tensors is not None and fn_check_found_tensors(found) is False:
         raise WeightError(
-            f"{store_filepath}: the check of the tensors found there refused them ({len(tensors)} found).",
+            f"{store_filepath}: fn_check_found_tensors rejected the tensors ({len(tensors)} found).",
             "See fn_check_found_tensors.",
         )
     _write_all(tensors, Path(output_dir), bfloat16_as, device, overwrite)
@@ -133,7 +133,7 @@ def export_tensors_to_nnef(
     for name, tensor in name_to_torch_tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise WeightError(
-                f"tensor {name}: is a {type(tensor).__name__}.", "Give a torch.Tensor, see torch.as_tensor."
+                f"tensor {name}: is a {type(tensor).__name__}.", "Use a torch.Tensor; see torch.as_tensor."
             )
     tensors = {name: InMemoryTensor(name, tensor) for name, tensor in name_to_torch_tensors.items()}
     _write_all(tensors, Path(output_dir), bfloat16_as, torch.device("cpu"), overwrite)
@@ -149,9 +149,11 @@ def _device(map_location: str | torch.device) -> torch.device:
         device = torch.device(map_location)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:  # torch without CUDA asserts
-        raise OptionError(f"map_location {map_location!r} is no device of this machine: {first_line(error)}") from error
+        raise OptionError(
+            f"map_location {map_location!r} is not a device of this machine: {first_line(error)}"
+        ) from error
     if device.type == "meta":
-        raise OptionError("map_location 'meta': tensors on it have no values.", "Give a real device, such as 'cpu'.")
+        raise OptionError("map_location 'meta': such tensors have no values.", "Use a real device, such as 'cpu'.")
     return device
 
 
@@ -226,7 +228,7 @@ def _staging_folder(output_dir: Path) -> Path:
 def _dat_dtype(source: TensorSource, bfloat16_as: torch.dtype | None) -> torch.dtype:
     if bfloat16_as not in _BFLOAT16_FORMS:
         raise OptionError(
-            f"bfloat16_as={bfloat16_as}: not a form of bf16.", "Use torch.float32, torch.float16 or None."
+            f"bfloat16_as={bfloat16_as}: not a dtype for bf16.", "Use torch.float32, torch.float16 or None."
         )
     return bfloat16_as if source.dtype is torch.bfloat16 and bfloat16_as is not None else source.dtype
 
@@ -244,7 +246,7 @@ def _check_name(name: str) -> None:
 
 def _check_targets(output_dir: Path, targets: Iterable[Path], overwrite: bool) -> None:
     if output_dir.name in ("", ".."):
-        raise OptionError(f"{output_dir}: not a name for a folder.", "Give the path of a new or existing folder.")
+        raise OptionError(f"{output_dir}: not a name for a folder.", "Use the path of a new or existing folder.")
     if output_dir.exists() and not output_dir.is_dir():
         raise OutputExistsError(f"{output_dir}: a file, not a folder.", "Choose another folder.")
     if not output_dir.absolute().parent.is_dir():
@@ -253,7 +255,7 @@ def _check_targets(output_dir: Path, targets: Iterable[Path], overwrite: bool) -
     if there and (not overwrite or any(path.is_dir() for path in there)):
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         raise OutputExistsError(
-            f"{there[0]}{more}: there already; nothing was written.", "Choose another folder, or pass overwrite=True."
+            f"{there[0]}{more}: already exists; nothing was written.", "Choose another folder, or pass overwrite=True."
         )
 
 

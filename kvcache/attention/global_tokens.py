@@ -124,8 +124,8 @@ def _own_block(self: Any, states: torch.Tensor, mask: torch.Tensor | None) -> to
     sizes = {getattr(self, f"attend_{side}_chunk_{name}") for side in ("from", "to") for name in ("width", "stride")}
     if len(sizes) > 1 or self.always_attend_to_first_position or self.first_position_attends_to_all or mask is None:
         raise CaptureError(
-            "CANINE: its local attention has blocks that overlap, or a position that all see.",
-            "Use blocks of one size, as its config's local_transformer_stride makes them.",
+            "CANINE: its local attention has overlapping blocks, or a position that all others attend to.",
+            "Use blocks of one size, as local_transformer_stride of its config defines them.",
         )
     block = torch.arange(states.shape[1], device=states.device) // sizes.pop()
     hidden = (1.0 - mask[:, None].to(states.dtype)) * torch.finfo(states.dtype).min

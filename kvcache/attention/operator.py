@@ -248,7 +248,7 @@ def _attention_forward(
     """
     unknown = [name for name, value in others.items() if isinstance(value, torch.Tensor) and name not in _IDLE]
     if unknown:
-        raise CaptureError(f"{type(module).__name__}: no attention of ours takes {unknown[0]!r}.")
+        raise CaptureError(f"{type(module).__name__}: explicit attention does not support {unknown[0]!r}.")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if indices is not None:

@@ -72,9 +72,10 @@ def refuse_unknown_recurrences(model: nn.Module) -> None:
         # Every such layer of transformers, and no other, calls its decay so.
         if hasattr(part, "A_log") and not any(hasattr(file, name) for name in _RECURRENCES):
             raise CaptureError(
-                f"{type(part).__name__} at {path or '(root)'}: {file.__name__} has no recurrence that is known ("
-                f"{', '.join(_RECURRENCES)}), and its own would be right for one length only.",
-                f"Use transformers {TRANSFORMERS.lowest} to {TRANSFORMERS.newest}, with which it was tried.",
+                f"{type(part).__name__} at {path or '(root)'}: {file.__name__} has no known recurrence "
+                f"({', '.join(_RECURRENCES)}), "
+                "and its own code is correct for one length only.",
+                f"Use transformers {TRANSFORMERS.lowest} to {TRANSFORMERS.newest}, the tested releases.",
             )
 
 

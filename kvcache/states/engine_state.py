@@ -34,8 +34,8 @@ def engine_held(graph: NnefGraph, states: Sequence[StateTensor], bits: int | Non
     fixed = [state.input_name for state in states if not state.grows]
     if fixed:
         raise CaptureError(
-            f"the engine cannot keep {fixed[0]} itself: tract's only state that lasts from turn to turn grows with the tokens.",
-            "Export without --stateful and --kv-cache: states of fixed size are inputs and outputs then.",
+            f"the engine cannot keep {fixed[0]}: tract's engine states grow with the tokens.",
+            "Export without --stateful and --kv-cache; states of fixed size are then inputs and outputs.",
         )
     by_output = {state.output_name: state for state in states}
     externals = {state.input_name for state in states}
@@ -59,13 +59,13 @@ def _cached(operation: NnefOperation, state: StateTensor, bits: int | None) -> N
     grown = operation.operator == "concat" and isinstance(parts, ArrayLiteral) and len(parts.elements) == 2
     if not grown or parts.elements[0] != Reference(state.input_name):  # type: ignore[union-attr]
         raise CaptureError(
-            f"{state.output_name} is made by {operation.operator}, not by appending to {state.input_name}: the engine cannot keep "
-            "it itself.",
+            f"{state.output_name} is computed by {operation.operator} and does not append to {state.input_name}: "
+            "the engine cannot keep it.",
             "Export without --stateful and --kv-cache.",
         )
     if bits is not None and (len(state.shape) != 4 or state.axis != 2):
         raise CaptureError(
-            f"{state.input_name} has the shape {list(state.shape)}: tract quantises caches [B, H, P, D] only.",
+            f"{state.input_name} has the shape {list(state.shape)}: tract quantizes caches [B, H, P, D] only.",
             "Export without --kv-cache.",
         )
     new = parts.elements[1]  # type: ignore[union-attr]

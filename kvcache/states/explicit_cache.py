@@ -155,8 +155,8 @@ def _explicit(layer: Any, index: int) -> Any:
     if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
         return DynamicLayer()
     raise CaptureError(
-        f"layer {index} keeps its state in a {type(layer).__name__}, which has no translation.",
-        "Run with --debug to see where the model reads it.",
+        f"layer {index} keeps its state in a {type(layer).__name__}, which is not supported.",
+        "Run with --debug to see where the model uses it.",
     )
 
 

@@ -165,7 +165,7 @@ class StateTensor:
             return StateTensor(**{**record, "shape": tuple(record["shape"])})
         except (KeyError, TypeError, ValueError) as error:
             raise ArchiveError(
-                f"export.json describes a state as {dict(record)!r}, which is not complete: {error}.",
+                f"export.json has the incomplete state {dict(record)!r}: {error}.",
                 "Export the model again.",
             ) from error
 
@@ -236,7 +236,7 @@ def _symbol(sizes: Sequence[int], first: Probe, second: Probe, slot: Slot, owner
     if (before, after) == (first.steps, second.steps):
         return PAST
     raise CaptureError(
-        f"{owner}: {slot.kind} of layer {slot.layer} has a size of {before} after {first.steps} tokens and {after} after "
-        f"{second.steps}.",
-        "A state either has a fixed size or one position per token; this one has no translation yet.",
+        f"{owner}: {slot.kind} of layer {slot.layer} has size {before} after {first.steps} tokens and {after} "
+        f"after {second.steps}.",
+        "A state must have a fixed size or one entry per token; this one is not supported.",
     )

@@ -92,9 +92,8 @@ def cut_to_windows(states: tuple[StateTensor, ...], windows: Mapping[int, int], 
     cut = tuple(_cut(state, windows[state.layer]) if state.layer in windows else state for state in states)
     if not any(state.window for state in cut):
         raise CaptureError(
-            f"{owner} has no sliding layer that could keep its window only.",
-            "Export without --window-cache. Windows are cut where the mask has them too, so that it does not matter how a text is "
-            "cut into calls.",
+            f"{owner} has no sliding-window layer, which --window-cache needs.",
+            "Export without --window-cache.",
         )
     if any(state.grows for state in cut):
         return cut

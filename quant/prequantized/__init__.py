@@ -49,8 +49,8 @@ def decode_checkpoint(config: Mapping[str, Any], tensors: Mapping[str, TensorSou
     method = config.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
         raise WeightError(
-            f"the checkpoint is quantised with {method!r}, which cannot be read.",
-            f"Known: {', '.join(METHODS)}, and GGUF files; else give the original checkpoint.",
+            f"the checkpoint is quantized with {method!r}, which is not supported.",
+            f"Supported: {', '.join(METHODS)} and GGUF files; otherwise use the original checkpoint.",
         )
     return METHODS[method](config, tensors)
 

@@ -38,8 +38,8 @@ def decode_awq(config: Mapping[str, Any], tensors: Mapping[str, TensorSource]) -
     version = str(config.get("version") or config.get("format") or "gemm").lower()
     if bits != _BITS or version != "gemm":
         raise WeightError(
-            f"awq: {bits}-bit weights in the layout {version!r} cannot be read.",
-            "4 bits in the layout 'gemm' can; else give the original checkpoint.",
+            f"awq: {bits}-bit weights in the layout {version!r} are not supported.",
+            "Supported: 4 bits in the layout 'gemm'; otherwise use the original checkpoint.",
         )
     layers = Layers(tensors)
     for path in layers.with_suffix(".qweight"):

@@ -21,8 +21,8 @@ from generic_export.weights.values import read_tensor, row_pieces
 from quant.prequantized.tensors import PIECE_VALUES, DecodedTensor, Decoding, Layers
 
 _STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
-_NOT_A_GRID = "4-bit floats lie on no grid of 16 equal steps"
-_INT8 = "its integers have 8 bits, Q4_0 has 4"
+_NOT_A_GRID = "4-bit floats do not fit the 16 equal steps of Q4_0"
+_INT8 = "its integers have 8 bits, but Q4_0 has 4"
 _INT8_LEVELS = 127
 
 
@@ -71,7 +71,7 @@ def _four_bits(name: str, layers: Layers, state: TensorSource) -> DecodedTensor:
         or (nested and not nested_block)
     ):
         raise CorruptCheckpointError(
-            f"tensor {name}: {math.prod(stored.shape)} bytes do not hold {list(shape)} values in blocks of {block}.",
+            f"tensor {name}: {math.prod(stored.shape)} bytes do not match {list(shape)} values in blocks of {block}.",
             "Download the checkpoint again.",
         )
 

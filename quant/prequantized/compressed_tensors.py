@@ -45,7 +45,7 @@ def decode_compressed_tensors(config: Mapping[str, Any], tensors: Mapping[str, T
     sparsity = (config.get("sparsity_config") or {}).get("format", _DENSE)
     if sparsity != _DENSE:
         raise WeightError(
-            f"compressed-tensors: sparse weights ({sparsity}) cannot be read.", "Give a dense checkpoint."
+            f"compressed-tensors: sparse weights ({sparsity}) are not supported.", "Use a dense checkpoint."
         )
     form = config.get("format")
     if form in _FLOATS:
@@ -54,7 +54,7 @@ def decode_compressed_tensors(config: Mapping[str, Any], tensors: Mapping[str, T
         return _floats(tensors)
     if form not in (_PACKED, *_INTEGERS):
         known = ", ".join((_PACKED, *_INTEGERS, *_FLOATS, _NVFP4))
-        raise WeightError(f"compressed-tensors: format {form!r} cannot be read.", f"Known: {known}.")
+        raise WeightError(f"compressed-tensors: format {form!r} is not supported.", f"Known: {known}.")
     layers = Layers(tensors)
     bits = _bits(config)
     for path in layers.with_suffix(".weight_packed"):
@@ -62,7 +62,7 @@ def decode_compressed_tensors(config: Mapping[str, Any], tensors: Mapping[str, T
     for path in layers.with_suffix(".weight_scale"):
         weight = tensors.get(f"{path}.weight")
         if weight is not None and weight.dtype == torch.int8:
-            layers.add(_int8(path, layers), "its integers have 8 bits, Q4_0 has 4")
+            layers.add(_int8(path, layers), "its integers have 8 bits, but Q4_0 has 4")
     return _without_activations(layers, "compressed-tensors")
 
 
@@ -97,8 +97,8 @@ def _bits(config: Mapping[str, Any]) -> int:
     widths = {args.get("num_bits") for args in _weight_args(config)}
     if len(widths) != 1:
         raise WeightError(
-            f"compressed-tensors: config_groups name {len(widths)} widths of weights, one is expected.",
-            "Give the original checkpoint.",
+            f"compressed-tensors: config_groups has {len(widths)} widths of weights, but one is expected.",
+            "Use the original checkpoint.",
         )
     return check_bits(widths.pop(), "compressed-tensors")
 
@@ -113,7 +113,7 @@ def _packed(path: str, layers: Layers, bits: int) -> GroupedWeight:
     shape = read_tensor(layers.need(f"{path}.weight_shape")).tolist()
     if len(shape) != 2 or shape[0] != words.shape[0] or -(-shape[1] * bits // WORD_BITS) != words.shape[1]:
         raise CorruptCheckpointError(
-            f"tensor {path}.weight_packed: shape {list(words.shape)} does not hold {shape} values of {bits} bits.",
+            f"tensor {path}.weight_packed: shape {list(words.shape)} does not match {shape} values of {bits} bits.",
             "Download the checkpoint again.",
         )
     outputs, inputs = int(shape[0]), int(shape[1])

@@ -116,7 +116,7 @@ def _check_scale(name: str, shape: tuple[int, ...], scale: TensorSource | None, 
         raise WeightError(
             f"tensor {name}: a scale of shape {list(scale.shape)} does not fit a weight of shape {list(shape)} "
             f"in blocks of {block[0]} x {block[1]}.",
-            "Known are one scale for a tensor, a row or a block; else give the original checkpoint.",
+            "Supported: one scale per tensor, row or block; otherwise use the original checkpoint.",
         )
 
 

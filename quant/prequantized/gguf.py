@@ -103,7 +103,7 @@ class GgufTensor:
         except NotImplementedError as error:  # I8 to I64 and F64, which no model's weights have
             raise WeightError(
                 f"{self.name}: its values are {self.kind}, which the gguf package does not decode.",
-                "Convert the model again with floats or blocks of GGUF for its weights.",
+                "Convert the model again with float or GGUF block weights.",
             ) from error
 
 
@@ -156,7 +156,7 @@ def open_gguf(path: Path) -> GgufFile:
         reader_class = gguf_reader()
     except ImportError as error:
         raise WeightError(
-            f"{path}: GGUF files are read by the gguf package.", "Install it: pip install gguf."
+            f"{path}: reading GGUF files needs the gguf package.", "Install it: pip install gguf."
         ) from error
     try:
         reader = reader_class(path)
@@ -168,17 +168,17 @@ def open_gguf(path: Path) -> GgufFile:
     except OSError as error:
         raise WeightError(f"{path}: cannot be read: {error.strerror}.") from error
     except Exception as error:  # a damaged file makes the reader fail wherever it happens to be
-        raise CorruptCheckpointError(f"{path}: not a whole GGUF file ({error}).", "Download it again.") from error
+        raise CorruptCheckpointError(f"{path}: not a complete GGUF file ({error}).", "Download it again.") from error
     architecture = reader.get_field("general.architecture")
     if architecture is None:
-        raise CorruptCheckpointError(f"{path}: it names no architecture.", "Download it again.")
+        raise CorruptCheckpointError(f"{path}: its architecture is missing.", "Download it again.")
     tensors = {str(tensor.name): _tensor(path, tensor) for tensor in reader.tensors}
     numbers = dict(_numbers(reader.fields))
     promised = numbers.get("split.tensors.count", len(tensors))
     if promised != len(tensors):
         raise CorruptCheckpointError(
-            f"{path}: its parts hold {len(tensors)} tensors where the first says {promised}.",
-            "Parts of different models lie together; download them again.",
+            f"{path}: its parts have {len(tensors)} tensors, but the first says {promised}.",
+            "The parts belong to different models; download them again.",
         )
     header = memoryview(reader.data[: reader.data_offset]).cast("B")
     return GgufFile(tuple(reader.paths), _architecture(path, architecture), tensors, numbers, header)
@@ -188,7 +188,7 @@ def _architecture(path: Path, field: Any) -> str:
     try:
         return str(field.contents())
     except UnicodeDecodeError as error:
-        raise CorruptCheckpointError(f"{path}: its architecture is no text.", "Download it again.") from error
+        raise CorruptCheckpointError(f"{path}: its architecture is not text.", "Download it again.") from error
 
 
 def _numbers(fields: Mapping[str, Any]) -> Iterator[tuple[str, float | int | bool]]:
@@ -205,5 +205,5 @@ def _tensor(path: Path, tensor: Any) -> GgufTensor:
     data = tensor.data.reshape(-1).view(np.uint8)
     # Rows of no values are as many as a file likes to say.
     if not data.nbytes or data.nbytes != int(tensor.n_bytes) or data.nbytes % rows:
-        raise CorruptCheckpointError(f"{path}: tensor {tensor.name} is not whole.", "Download the file again.")
+        raise CorruptCheckpointError(f"{path}: tensor {tensor.name} is incomplete.", "Download the file again.")
     return GgufTensor(str(tensor.name), shape, tensor.tensor_type.name, data.reshape(rows, -1), tensor.tensor_type)

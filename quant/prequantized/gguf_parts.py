@@ -48,8 +48,8 @@ def all_parts(path: Path, count: int) -> tuple[Path, ...]:
     found = _NAME.fullmatch(path.name)
     if found is None or int(found["count"]) != count:
         raise WeightError(
-            f"{path}: one of {count} parts of a model, and its name does not tell those of the others.",
-            f"Name them as they were made: NAME-00001-of-{count:05}.gguf and so on.",
+            f"{path}: one of {count} parts of a model, but its name does not follow the pattern of the others.",
+            f"Name the parts NAME-00001-of-{count:05}.gguf and so on.",
         )
     parts = tuple(_part(path, found, number) for number in range(1, count + 1))
     missing = [part.name for part in parts if not part.is_file()]

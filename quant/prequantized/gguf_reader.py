@@ -80,12 +80,12 @@ def gguf_reader() -> type[Any]:
             if raw_type != GGUFValueType.ARRAY:
                 found = super()._get_field_parts(orig_offs, raw_type)
                 if raw_type in self.gguf_scalar_to_np and not found[1][0].size:
-                    raise ValueError("a number ends behind the file")
+                    raise ValueError("a number extends beyond the end of the file")
                 return found
             data = self.data.view(np.ndarray)
             kind, length = struct.unpack_from("<IQ" if self.byte_order == "I" else ">IQ", data, orig_offs)
             if length > len(data) - orig_offs:  # the package would look for that many values behind the end
-                raise ValueError(f"an array of {length} values ends early")
+                raise ValueError(f"an array of {length} values is truncated")
             if self.byte_order != "I":
                 return super()._get_field_parts(orig_offs, raw_type)
             start, number = orig_offs + 12, self.gguf_scalar_to_np.get(kind)
@@ -93,7 +93,7 @@ def gguf_reader() -> type[Any]:
                 return super()._get_field_parts(orig_offs, raw_type)
             size = _strings_size(data, start, length) if number is None else length * np.dtype(number).itemsize
             if start + size > len(data):
-                raise ValueError(f"an array of {length} values ends early")
+                raise ValueError(f"an array of {length} values is truncated")
             head = [data[orig_offs : orig_offs + 4].view(np.uint32), data[orig_offs + 4 : start].view(np.uint64)]
             array = LongArray(data[start : start + size], length, number)
             return 12 + size, [*head, array], [2], [GGUFValueType.ARRAY, GGUFValueType(kind)]
@@ -121,7 +121,7 @@ def _strings_size(data: Any, start: int, length: int) -> int:
     size_at, place, last = _SIZE.unpack_from, start, len(data) - 8
     for _ in range(length):
         if place > last:
-            raise ValueError("a string ends behind the file")
+            raise ValueError("a string extends beyond the end of the file")
         place += 8 + size_at(data, place)[0]
     return place - start
 

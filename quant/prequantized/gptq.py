@@ -36,7 +36,8 @@ def decode_gptq(config: Mapping[str, Any], tensors: Mapping[str, TensorSource]) 
     form = config.get("checkpoint_format") or "gptq"
     if form not in _FORMATS:
         raise WeightError(
-            f"gptq: checkpoint format {form!r} cannot be read.", f"Known: {', '.join(_FORMATS)}; convert it to one."
+            f"gptq: checkpoint format {form!r} is not supported.",
+            f"Supported: {', '.join(_FORMATS)}; convert it to one of them.",
         )
     layers = Layers(tensors)
     for path in layers.with_suffix(".qweight"):

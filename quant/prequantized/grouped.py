@@ -57,17 +57,17 @@ class GroupedWeight:
 
     def _obstacle(self) -> str:
         if self.bits != _EXACT_BITS:
-            return f"its integers have {self.bits} bits, Q4_0 has 4"
+            return f"its integers have {self.bits} bits, but Q4_0 has 4"
         if self.shape[1] % GROUP:
-            return "its rows are no multiple of 32 values"
+            return "its rows are not a multiple of 32 values"
         groups = self._groups(self._checked_scales().shape[1]).unflatten(0, (-1, GROUP))
         if bool((groups != groups[:, :1]).any()):
             in_runs = self.group_of is None or bool((self.group_of.diff() >= 0).all())
             scattered = "activation order (desc_act) scatters its groups over the inputs"
-            return "its groups are no multiple of 32 inputs" if in_runs else scattered
+            return "its groups are not a multiple of 32 inputs" if in_runs else scattered
         if self.zeros is not None and bool((self.zeros() != ZERO_POINT).any()):
-            return "its zero points are not all 8, Q4_0's are"
-        return "" if fits_float16(self.scales()) else "float16 does not hold its scales"
+            return "its zero points are not all 8, as in Q4_0"
+        return "" if fits_float16(self.scales()) else "its scales do not fit float16"
 
     def _checked_scales(self) -> torch.Tensor:
         scales = self.scales()
@@ -115,8 +115,8 @@ def check_bits(bits: object, format_name: str) -> int:
     """
     if bits not in SUPPORTED_BITS:
         raise WeightError(
-            f"{format_name}: {bits!r}-bit weights cannot be read.",
-            f"Widths of {', '.join(map(str, SUPPORTED_BITS))} bits can; else give the original checkpoint.",
+            f"{format_name}: {bits!r}-bit weights are not supported.",
+            f"Supported: {', '.join(map(str, SUPPORTED_BITS))} bits; otherwise use the original checkpoint.",
         )
     return int(str(bits))
 

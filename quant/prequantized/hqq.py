@@ -55,11 +55,13 @@ def _weight(path: str, layers: Layers) -> DecodedTensor:
     axis = int(read_tensor(layers.need(f"{path}.axis")).item())
     if packing not in _PACKINGS or stored.dtype != torch.uint8:
         raise WeightError(
-            f"tensor {path}.W_q: HQQ packing {packing!r} in {stored.dtype} cannot be read.",
-            f"Known: {', '.join(_PACKINGS)} in uint8; else give the original checkpoint.",
+            f"tensor {path}.W_q: HQQ packing {packing!r} in {stored.dtype} is not supported.",
+            f"Supported: {', '.join(_PACKINGS)} in uint8; otherwise use the original checkpoint.",
         )
     if scale.dtype == torch.uint8:
-        raise WeightError(f"tensor {path}.scale: quantised HQQ scales cannot be read.", "Give the original checkpoint.")
+        raise WeightError(
+            f"tensor {path}.scale: quantized HQQ scales are not supported.", "Use the original checkpoint."
+        )
     bits = _PACKINGS[packing]
     groups = math.prod(scale.shape)
     levels = math.prod(stored.shape) * 8 // bits

@@ -45,8 +45,8 @@ def decode_modelopt(config: Mapping[str, Any], tensors: Mapping[str, TensorSourc
     for algorithm in _algorithms(config):
         if algorithm not in _ALGORITHMS:
             raise WeightError(
-                f"ModelOpt: quant_algo {algorithm!r} cannot be read.",
-                f"Known: {', '.join(_ALGORITHMS)}, and {_MIXED} of these; else give the original checkpoint.",
+                f"ModelOpt: quant_algo {algorithm!r} is not supported.",
+                f"Supported: {', '.join(_ALGORITHMS)}, and {_MIXED} of these; otherwise use the original checkpoint.",
             )
     layers = Layers(tensors)
     for path in layers.with_suffix(".weight_scale_2"):

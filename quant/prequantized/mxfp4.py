@@ -23,7 +23,7 @@ VALUES_OF_E2M1 = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
 
 _EXPONENT_BIAS = 127
 _BLOCK_BYTES = 16
-_REASON = "4-bit floats lie on no grid of 16 equal steps"
+_REASON = "4-bit floats do not fit the 16 equal steps of Q4_0"
 
 
 def decode_mxfp4(config: Mapping[str, Any], tensors: Mapping[str, TensorSource]) -> Decoding:
@@ -47,7 +47,8 @@ def decode_mxfp4(config: Mapping[str, Any], tensors: Mapping[str, TensorSource])
 def _experts(name: str, blocks: TensorSource, scales: TensorSource) -> DecodedTensor:
     if len(blocks.shape) != 4 or blocks.shape[-1] != _BLOCK_BYTES or scales.shape != blocks.shape[:-1]:
         raise CorruptCheckpointError(
-            f"tensor {name}: blocks of shape {list(blocks.shape)} and scales of shape {list(scales.shape)} are no MXFP4.",
+            f"tensor {name}: blocks of shape {list(blocks.shape)} and scales of shape {list(scales.shape)} are "
+            "not valid MXFP4.",
             "Download the checkpoint again.",
         )
     experts, rows, groups, _ = blocks.shape

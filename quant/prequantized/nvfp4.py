@@ -20,7 +20,7 @@ from quant.prequantized.mxfp4 import VALUES_OF_E2M1
 from quant.prequantized.tensors import DecodedTensor, Layers
 
 GROUP = 16
-REASON = "4-bit floats lie on no grid of 16 equal steps"
+REASON = "4-bit floats do not fit the 16 equal steps of Q4_0"
 
 
 def add_packed_nvfp4(layers: Layers) -> None:
@@ -71,7 +71,7 @@ def nvfp4_weight(
         or (inputs is not None and (len(shape) != 2 or _count(inputs) != 2 * shape[1]))
     ):
         raise CorruptCheckpointError(
-            f"tensor {name}: {list(shape)} bytes and scales of shape {list(groups)} are no NVFP4.",
+            f"tensor {name}: {list(shape)} bytes and scales of shape {list(groups)} are not valid NVFP4.",
             "Download the checkpoint again.",
         )
     each_bytes = shape[-2] * shape[-1]

@@ -139,8 +139,8 @@ class Layers:
         tensor = self.get(name)
         if tensor is None:
             raise MissingTensorError(
-                f"the checkpoint holds no tensor {name!r}, a part of a quantised one.",
-                "The checkpoint is incomplete, or not in the format that its config.json names.",
+                f"the checkpoint has no tensor {name!r}, a part of a quantized one.",
+                "The checkpoint is incomplete, or not in the format named in its config.json.",
             )
         return tensor
 
@@ -162,13 +162,15 @@ class Layers:
         """
         if not self._made:
             raise CorruptCheckpointError(
-                f"config.json says that the weights are quantised ({format_name}), and no tensor is.",
-                "If the weights are plain, remove quantization_config from config.json.",
+                f"config.json says that the weights are quantized ({format_name}), but no tensor is.",
+                "If the weights are not quantized, remove quantization_config from config.json.",
             )
         rest = {name: tensor for name, tensor in self._tensors.items() if name not in self._consumed}
         notes = (
-            f"{format_name}: {len(names)} tensor{'s' * (len(names) > 1)} ({_some(names)}) "
-            f"{'are' if len(names) > 1 else 'is'} dequantised: {reason}."
+            (
+                f"{format_name}: {len(names)} tensor{'s' * (len(names) > 1)} ({_some(names)}) "
+                f"{'are' if len(names) > 1 else 'is'} dequantized: {reason}."
+            )
             for reason, names in self._reasons.items()
         )
         return Decoding(rest | self._made, tuple(notes))

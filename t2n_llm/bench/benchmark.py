@@ -184,8 +184,8 @@ def bench_archives(
     """
     if isinstance(engine, TractCli) and (plan.prefill, plan.decode, plan.depth) != _CLI_SIZES:
         raise OptionError(
-            f"tract's llm-bench measures {PREFILL_TOKENS} and {DECODE_TOKENS} tokens from an empty cache, nothing else.",
-            "Leave the sizes out, or use --engine wheel.",
+            f"tract's llm-bench measures {PREFILL_TOKENS} and {DECODE_TOKENS} tokens from an empty cache only.",
+            "Omit the sizes, or use --engine wheel.",
         )
     described = [_describe(archive, plan) for archive in archives]
     figures = []
@@ -236,7 +236,8 @@ def _describe(archive: LocatedArchive, plan: BenchPlan) -> ArchiveDescription:
     longest = max(plan.prefill, plan.depth + plan.decode)
     if archive.max_positions is not None and longest > archive.max_positions:
         raise OptionError(
-            f"{archive.name} has {archive.max_positions} positions, the bench needs {longest}.", "Ask for fewer tokens."
+            f"{archive.name} has {archive.max_positions} positions, but the benchmark needs {longest}.",
+            "Request fewer tokens.",
         )
     return described
 
@@ -280,8 +281,8 @@ def check_interface(archive: LocatedArchive, model: WheelModel) -> None:
         inputs = "; ".join(map(str, model.inputs[:_TOLD])) or "none"
         more = f" and {len(model.inputs) - _TOLD} more" if len(model.inputs) > _TOLD else ""
         raise EngineLoadError(
-            f"{archive.path}: not a language model that takes token ids only; its inputs are {inputs}{more}.",
-            "bench measures exports of t2n-llm and archives of their form (docs/how-to/inspect-and-benchmark.md).",
+            f"{archive.path}: bench needs a language model with token ids as input; the inputs are {inputs}{more}.",
+            "Use an export of t2n-llm or an archive of the same form (docs/how-to/inspect-and-benchmark.md).",
         )
 
 

@@ -65,7 +65,9 @@ class ComparisonPlan:
                 raise OptionError(f"{name} is {value}.", f"Use {minimum} or more.")
         longest = max(*self.prefills, *self.depths, *map(self._steps, self.depths))
         if self.positions is not None and longest > self.positions:
-            raise OptionError(f"the model has {self.positions} positions, the bench needs {longest}.", "Ask for fewer.")
+            raise OptionError(
+                f"the model has {self.positions} positions, but the benchmark needs {longest}.", "Request fewer."
+            )
 
     @property
     def rounds(self) -> int:
@@ -225,7 +227,7 @@ def compare(
 def _check_names(names: Sequence[str]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise OptionError(f"{twice} would take part twice.", "Name each rival once.")
+        raise OptionError(f"{twice} is listed twice.", "List each compared engine once.")
 
 
 def _told(contender: ArchiveContender) -> dict[str, Any]:
@@ -293,10 +295,10 @@ def _contest(
             running = stack.enter_context(closing(contender.start(threads, plan.longest)))
             contestants.append(_Contestant(contender, running, ids))
         for tokens in plan.prefills:
-            progress(f"Prefill of {tokens} ({_threads_text(threads)})")
+            progress(f"Prefill of {tokens} tokens ({_threads_text(threads)})")
             _take_turns(contestants, plan, "prefill", tokens, partial(_Contestant.prefill, tokens=tokens))
         for depth in sorted(plan.depths):
-            progress(f"Decoding after {depth} ({_threads_text(threads)})")
+            progress(f"Decoding after {depth} tokens ({_threads_text(threads)})")
             _measure_depth(contestants, plan, depth)
         yield from [one.run(threads) for one in contestants]
 

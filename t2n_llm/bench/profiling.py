@@ -33,7 +33,7 @@ from t2n_llm.export.located import LocatedArchive
 from t2n_llm.graph.prefill import split_prompt
 from t2n_llm.inspect.inspection import stateful_transforms
 
-ELSEWHERE = "(not from one module)"
+ELSEWHERE = "(not in one module)"
 STATE = "(caches kept by the engine)"
 ATTENTION_AND_STATE = "(attention, caches kept by the engine)"
 _ATTENTION_OVER_INPUTS = {"FlashSDPA"}  # becomes `InPlaceKvSdpa` over a state
@@ -160,11 +160,12 @@ def profile_archive(
     stateful = stateful_transforms(outline)
     if "S" not in outline.symbols:
         symbols = ", ".join(outline.symbols) or "none"
-        raise OptionError(f"{archive.path}: no symbol S for the new tokens; its symbols are {symbols}.")
+        raise OptionError(f"{archive.path}: no symbol S for new tokens was found; the symbols are {symbols}.")
     with_state = isinstance(engine, TractWheel) and engine.device == CPU
     if past and not stateful and not with_state:
         raise OptionError(
-            f"{archive.path}: keeps its caches itself: no past can be given.", "Use --depth 0, or --engine wheel."
+            f"{archive.path}: the engine keeps its caches, so their length cannot be set.",
+            "Use --depth 0, or --engine wheel.",
         )
     text = contents.graph_text
     subject = _Subject(archive, outline, contents.tensors, module_paths(text), engine_names(text), stateful)
@@ -175,7 +176,7 @@ def profile_archive(
         phases.append(_decoding_with_state(subject, engine, past))
     else:
         phases.append(_plain_phase(subject, engine, "decode", 1, past))
-    progress("Measuring what the machine can do")
+    progress("Measuring bandwidth and compute rate of this machine")
     limits = measured_limits()
     return ProfileReport(str(archive.path), engine.name, engine.version, engine.device, tuple(phases), limits)
 
@@ -195,8 +196,8 @@ def _check_sizes(archive: LocatedArchive, prefill: int, past: int) -> None:
         raise OptionError(f"prefill {prefill}, past {past}.", "Use 1 or more, and 0 or more.")
     if archive.max_positions is not None and max(prefill, past + 1) > archive.max_positions:
         raise OptionError(
-            f"{archive.name} has {archive.max_positions} positions, the profile needs {max(prefill, past + 1)}.",
-            "Ask for fewer tokens.",
+            f"{archive.name} has {archive.max_positions} positions, but the profile needs {max(prefill, past + 1)}.",
+            "Request fewer tokens.",
         )
 
 

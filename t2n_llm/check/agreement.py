@@ -47,7 +47,7 @@ class Tolerance:
         """
         table = {"f32": Tolerance(1e-4, 1e-6), "f16": Tolerance(2e-2, 5e-3)}
         if dtype not in table:
-            raise OptionError(f"no tolerance for element type {dtype!r}.", f"Known: {', '.join(table)}.")
+            raise OptionError(f"no tolerance is defined for dtype {dtype!r}.", f"Known: {', '.join(table)}.")
         return table[dtype]
 
     @staticmethod
@@ -244,7 +244,7 @@ class FailedValidationError(ValidationError):
 
     def __init__(self, subject: str, hint: str, report: ValidationReport) -> None:
         bad = next(check for check in report.checks if not check.passed)
-        super().__init__(f"{subject}: tract disagrees with PyTorch {_difference(bad)}.", hint)
+        super().__init__(f"{subject}: tract differs from PyTorch {_difference(bad)}.", hint)
         self.report = report
 
 

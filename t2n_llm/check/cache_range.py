@@ -46,7 +46,8 @@ def require_range(largest: Mapping[Slot, float], options: GraphOptions) -> None:
     if slot is None or not options.keeps_half_cache or caches[slot] <= F16_LIMIT:
         return
     raise CacheRangeError(
-        f"{slot.kind} of layer {slot.layer} reaches {caches[slot]:.3g} on the check's text, and f16 ends at {F16_LIMIT:.0f}.",
+        f"{slot.kind} of layer {slot.layer} reaches {caches[slot]:.3g} on the check's text; f16 holds at most "
+        f"{F16_LIMIT:.0f}.",
         "Use --cache-dtype f32, with f32 activations.",
     )
 
@@ -64,7 +65,7 @@ def require_room(largest: Mapping[str, float], options: GraphOptions) -> None:
     kind = max((each for each in largest if _is_cache(each)), key=lambda each: largest[each], default=None)
     if kind is not None and options.may_widen_cache and largest[kind] * HEADROOM > F16_LIMIT:
         raise CacheRangeError(
-            f"{kind} reaches {largest[kind]:.3g} on the check's text, and f16 ends at {F16_LIMIT:.0f}.",
+            f"{kind} reaches {largest[kind]:.3g} on the check's text; f16 holds at most {F16_LIMIT:.0f}.",
             "Use --cache-dtype f32.",
         )
 

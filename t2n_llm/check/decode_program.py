@@ -93,9 +93,9 @@ def _check_inputs(archive: Path, facts: Sequence[IoFact]) -> None:
     fixed = [fact for fact in caches if len(fact.shape) != 4 or fact.shape[2].isdecimal()]
     hint = "Export it with export_for_generation, TractConfig(dynamic=True) and multi_token_decode=True."
     if not caches or list(facts[-len(caches) :]) != caches:
-        raise EngineLoadError(f"{archive}: the program has no cache as its last inputs.", hint)
+        raise EngineLoadError(f"{archive}: the last inputs of the program are not a cache.", hint)
     for fact in (*unknown, *ranks, *fixed):
-        raise EngineLoadError(f"{archive}: generation cannot give the program {fact}.", hint)
+        raise EngineLoadError(f"{archive}: generation cannot provide an input of the program: {fact}.", hint)
 
 
 def _empty(fact: IoFact) -> Array:

@@ -74,7 +74,7 @@ def device_checks(
     fitting = [(prompt, chunk) for prompt, chunk in PROMPTS if prompt + decoded <= len(ids)]
     results = []
     for prompt, chunk in fitting or [(len(ids) - decoded, len(ids))]:
-        name = f"prompt of {prompt} by {chunk}"
+        name = f"prompt of {prompt} in chunks of {chunk}"
         if on_check is not None:
             on_check(name)
         turns = _turns(ids, prompt, chunk, decoded)
@@ -101,7 +101,7 @@ def _repeated(name: str, first: Sequence[np.ndarray], again: Sequence[np.ndarray
     """Compare two runs, which must be equal bit for bit."""
     steps = [compare_step(step, two[-1], one[-1]) for step, (one, two) in enumerate(zip(first, again, strict=True))]
     result = CheckResult.judged(name, steps, _BIT_FOR_BIT)
-    return result if result.passed else replace(result, note="two runs of the same tokens differ")
+    return result if result.passed else replace(result, note="two runs of the same tokens give different results")
 
 
 def absence_of(device: str) -> str | None:

@@ -30,6 +30,6 @@ def require_engine(options: EngineOptions) -> None:
         EngineMissingError, DeviceMissingError: it is not here.
     """
     engine = chosen_engine(options)
-    logger.info("%s %s will check", engine.name, engine.version)
+    logger.info("checking with %s %s", engine.name, engine.version)
     if isinstance(engine, TractWheel):
         engine.require_device()

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 LARGE_MEAN_KL = 0.1
 """Mean KL divergence from the original, in nats, above which a compressed model is worth a warning."""
 
-_CALIBRATED = "q4_0:gptq (same size, chosen by calibration)"
+_CALIBRATED = "q4_0:gptq (same size, calibrated)"
 _LARGER = "q4_0-mixed (about 10 % larger)"
-_TWICE = "q4_0x2 (nine bits a weight, nearly exact)"
+_TWICE = "q4_0x2 (9 bits per weight, nearly lossless)"
 
 
 def warn_of_loss(report: ValidationReport, compression: Mapping[str, Any] | None, reporter: Reporter) -> None:
@@ -29,8 +29,8 @@ def warn_of_loss(report: ValidationReport, compression: Mapping[str, Any] | None
     if compression is None or original is None or original.mean_kl_divergence <= LARGE_MEAN_KL:
         return
     recipe = str(compression["recipe"]["name"])
-    advice = f" Closer: --compress {', '.join(_ways_out(recipe))}." if "q4_0x2" not in recipe else ""
-    reporter.warn(f"{recipe} changes this model a lot: {difference(original)}.{advice}")
+    advice = f" More accurate: --compress {', '.join(_ways_out(recipe))}." if "q4_0x2" not in recipe else ""
+    reporter.warn(f"{recipe} changes this model considerably: {difference(original)}.{advice}")
 
 
 def difference(original: Agreement) -> str:

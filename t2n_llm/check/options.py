@@ -47,8 +47,8 @@ class EngineOptions:
         check_device(self.device)
         if self.threads > 1 and not self.uses_command:
             raise OptionError(
-                f"--threads {self.threads} is given, and products in the wheel take one.",
-                "Add --engine cli, or leave it out.",
+                f"--threads {self.threads}: the wheel runs matmuls on one thread.",
+                "Add --engine cli, or omit --threads.",
             )
 
     @property

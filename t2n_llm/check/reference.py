@@ -100,8 +100,8 @@ def refuse_beyond(ids: Sequence[int], vocabulary: int) -> None:
     largest = max(ids, default=0)
     if largest >= vocabulary:
         raise SourceError(
-            f"the tokenizer makes token {largest}, the model has {vocabulary} (vocab_size): they do not belong together.",
-            "Put the model's own tokenizer beside it, or pass --no-tokenizer.",
+            f"the tokenizer produces token {largest}, but the model's vocab_size is {vocabulary}.",
+            "Use the model's own tokenizer, or pass --no-tokenizer.",
         )
 
 
@@ -275,7 +275,8 @@ def run_reference_apart(folder: Path, plan: CheckPlan, *, tell: Steps = no_steps
             if ending is not None:
                 raise ReferenceDiedError(
                     f"{folder}: the PyTorch process died ({ending.cause}).",
-                    "Most often the machine ran out of memory. Pass --no-check, and validate on a larger machine.",
+                    "The machine probably ran out of memory. Pass --no-check, and run t2n-llm validate on a "
+                    "larger machine.",
                 )
     answer: ReferenceRun | Exception = answers[0]
     if isinstance(answer, Exception):
@@ -327,7 +328,7 @@ def _run_greedy(model: Any, prompt: Sequence[int], steps: int, tell: Steps) -> t
         pending = _tokens(model, ids[-1:])
     if not rows:
         raise OptionError(
-            "the check decodes no token: the model has no position left after the prompt.", "Pass --no-check."
+            "the check decodes no tokens: the prompt fills all positions of the model.", "Pass --no-check."
         )
     return tuple(ids), np.stack(rows)
 

@@ -126,7 +126,7 @@ class WheelRunner:
         if left:
             raise EngineLoadError(
                 f"{self._archive}: after {STATEFUL_TRANSFORM} the archive still has inputs {', '.join(left[:3])}.",
-                "Its caches are not in the form that tract recognises (docs/contributing/engine-facts.md#cache-detection).",
+                "tract does not recognize its caches (docs/contributing/engine-facts.md#cache-detection).",
             )
         return self._fed(model)
 
@@ -144,7 +144,7 @@ class WheelRunner:
         states = [empty_input(fact) for fact in self._states_of(model)]
         if not states:
             raise EngineLoadError(
-                f"{self._archive}: the engine keeps the cache of this archive, for one text.",
+                f"{self._archive}: the engine keeps the cache of this archive, so it can run one text only.",
                 "Export without --stateful.",
             )
         return session, states
@@ -159,13 +159,13 @@ class WheelRunner:
         states = self._states_of(model)
         if not states:
             raise EngineLoadError(
-                f"{self._archive}: the engine keeps the cache of this archive, and forgets none of it.",
+                f"{self._archive}: the engine keeps the cache of this archive, so tokens cannot be removed from it.",
                 "Export without --stateful and --kv-cache.",
             )
         fixed = [fact for fact in states if not grows(fact)]
         if fixed:
             raise EngineLoadError(
-                f"{self._archive}: state {fixed[0]} has no place for each token, so that no token can be taken back.",
+                f"{self._archive}: state {fixed[0]} has no entry per token, so tokens cannot be removed.",
                 "Use a model without recurrent layers, exported without --window-cache.",
             )
         session = model.spawn_state()

@@ -93,7 +93,7 @@ def _decode(name: str, runner: Runner, reference: ReferenceRun, tolerance: Toler
         compare_step(step, logits[-1], expected)
         for step, (logits, expected) in enumerate(zip(answers, reference.decode_logits, strict=True))
     ]
-    note = "the text's own tokens, as PyTorch's weights are on disk" if reference.plan.teacher_forced else ""
+    note = "the text's own tokens, because PyTorch's weights are on disk" if reference.plan.teacher_forced else ""
     return CheckResult.judged(name, steps, tolerance, note)
 
 
@@ -108,11 +108,11 @@ def _greedy(name: str, runner: Runner, reference: ReferenceRun, tolerance: Toler
     for step, (logits, expected) in enumerate(zip(answers, reference.greedy_logits, strict=True)):
         steps.append(compare_step(step, logits[-1], expected))
         if not steps[-1].same_top1:
-            verdict = "a tie at this resolution" if steps[-1].agrees(tolerance) else "a real difference"
+            verdict = "a tie within the tolerance" if steps[-1].agrees(tolerance) else "a real difference"
             note = f"token {step} differs: PyTorch prefers its own by {steps[-1].top1_gap:.3g} logits, {verdict}"
             return CheckResult.judged(name, steps, tolerance, note)
     plan = reference.plan
-    cut = f"{plan.greedy_steps} tokens instead of {plan.decode_steps}, as PyTorch's weights are on disk"
+    cut = f"{plan.greedy_steps} tokens instead of {plan.decode_steps}, because PyTorch's weights are on disk"
     return CheckResult.judged(name, steps, tolerance, cut if plan.greedy_steps < plan.decode_steps else "")
 
 

@@ -122,7 +122,7 @@ def _report(error: BaseException, session: Session) -> int:
 
         traceback.print_exception(error)
     advice = advice_on(error)
-    advice.hint = advice.hint or f"Run {COMMAND} --debug ... to see where this comes from."
+    advice.hint = advice.hint or f"Run {COMMAND} --debug ... for the Python traceback."
     report: ValidationReport | None = getattr(error, "report", None)
     Sink(session.mode).error(advice, report)
     if report is not None:

@@ -154,7 +154,7 @@ def _engine(name: str, binary: Path | None, device: str, timeout: float, threads
     if name == "cli" or binary is not None:
         return TractCli(binary, timeout_seconds=timeout, device=device, threads=threads)
     if threads > 1:
-        raise OptionError(f"products in the wheel take one thread, and {threads} are wanted.", "Add --engine cli.")
+        raise OptionError(f"the wheel runs matmuls on one thread, but --threads is {threads}.", "Add --engine cli.")
     return TractWheel(timeout_seconds=timeout, device=device)
 
 
@@ -170,7 +170,10 @@ def _profile_tables(report: ProfileReport, rows: int) -> Iterator[Any]:
             f"tract {report.engine_version} ({report.engine}, {report.device})"
         )
         if phase.caches_as_inputs:
-            yield "[dim]Caches came in as inputs: Concat copies them, which a runtime that keeps them as state avoids.[/dim]"
+            yield (
+                "[dim]Caches were inputs, which Concat copies; a runtime that keeps them as state avoids the "
+                "copy.[/dim]"
+            )
         if phase.steps:
             yield _growth(phase)
         yield _share_table("operator", phase.operators, rows, limits)
@@ -178,8 +181,8 @@ def _profile_tables(report: ProfileReport, rows: int) -> Iterator[Any]:
             yield _share_table("module", phase.modules, rows, limits)
     yield (
         f"[dim]One thread of this machine reads {limits.bytes_per_second / 1e9:.1f} GB/s and computes "
-        f"{limits.flops_per_second / 1e9:.0f} GFLOP/s (f32). GB/s: weights and caches; limit: the least time for them, "
-        "or for the operations, in the time taken.[/dim]"
+        f"{limits.flops_per_second / 1e9:.0f} GFLOP/s (f32). GB/s: weights and caches; limit: minimum "
+        "time at that bandwidth or compute rate, as a share of the measured time.[/dim]"
     )
 
 
@@ -187,8 +190,8 @@ def _growth(phase: PhaseProfile) -> str:
     """Say how long whole steps took, by the number of past tokens."""
     steps = ", ".join(f"{step.seconds * 1e3:.2f} ms at {step.past}" for step in phase.steps)
     growth = phase.seconds_per_position
-    each = f"; {growth * 1e9:.0f} ns for each token in the cache" if growth is not None else ""
-    return f"[dim]Steps with the caches as the engine's state: {steps}{each}.[/dim]"
+    each = f"; {growth * 1e9:.0f} ns per cached token" if growth is not None else ""
+    return f"[dim]Steps with the caches as engine state: {steps}{each}.[/dim]"
 
 
 def _share_table(heading: str, shares: tuple[TimeShare, ...], rows: int, limits: MachineLimits) -> Table:
@@ -231,8 +234,8 @@ def _bench_tables(report: BenchReport) -> Iterator[Any]:
             size_text(figures.peak_rss_bytes) + ratio["peak_rss"],
         )
     yield (
-        f"tract {report.engine_version} ({report.engine}, {report.device}): median of {plan.repeats}, "
-        "t/s: tokens a second, ± half the distance from slowest to fastest; x: ratio to the first"
+        f"tract {report.engine_version} ({report.engine}, {report.device}): median of {plan.repeats} runs; t/s: "
+        "tokens per second, ± half the range; x: ratio to the first"
     )
     yield table
 

@@ -21,7 +21,7 @@ def check_plot(path: Path) -> None:
         MissingExtraError: matplotlib is not installed.
     """
     if path.suffix.lower() not in _SUFFIXES:
-        raise OptionError(f"{path}: not the name of a picture.", f"Use one of {', '.join(_SUFFIXES)}.")
+        raise OptionError(f"{path}: not an image file name.", f"Use one of {', '.join(_SUFFIXES)}.")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"{path}: the folder {path.parent} does not exist.", "Create it first.")
     figure_class()
@@ -41,7 +41,7 @@ def plot_bench(report: BenchReport, path: Path) -> None:
     panels: list[tuple[str, list[Samples]]] = [
         (f"prefill, pp{plan.prefill}\ntokens/s", [entry.prefill for entry in report.archives]),
         (f"decode, tg{plan.decode}{depth}\ntokens/s", [entry.decode for entry in report.archives]),
-        ("load and optimise\nseconds", [_total(entry.load, entry.optimise) for entry in report.archives]),
+        ("load and optimize\nseconds", [_total(entry.load, entry.optimise) for entry in report.archives]),
         ("peak memory\nMB", [Samples((entry.peak_rss_bytes / 1e6,)) for entry in report.archives]),
     ]
     axes = figure.subplots(1, len(panels), sharey=True)
@@ -101,7 +101,7 @@ def figure_class() -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(
-            f"charts are drawn with matplotlib, which does not import here: {error}.",
-            "Install it: pip install 't2n-llm[plot]', or leave --plot out.",
+            f"matplotlib, which draws charts, cannot be imported: {error}.",
+            "Install it with pip install 't2n-llm[plot]', or omit --plot.",
         ) from None
     return Figure

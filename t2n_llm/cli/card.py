@@ -26,7 +26,7 @@ def card(
         from t2n_llm.export.card_page import card_text, write_card
 
         if show and force:
-            raise OptionError("--print and --force are given together.", "Leave one of them out.")
+            raise OptionError("--print and --force exclude each other.", "Omit one of them.")
         text = card_text(folder) if show else None
         path = None if show else write_card(folder, force=force)
     sink.record({"card": text} if path is None else {"card": path.read_text(encoding="utf-8"), "path": str(path)})

@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from t2n_llm.runtime.answering import Account
     from t2n_llm.runtime.chat.conversation import HeldConversation
 
-_HELP = """\
-/reset      begin a new conversation
-/save FILE  write the messages to a file, as JSON
-/help       show this
-/exit       leave; so does Ctrl-D
-Ctrl-C      stop an answer; at an empty prompt, twice: leave"""
+_HELP = (
+    "/reset      start a new conversation\n/save FILE  write the messages to a JSON file\n/help       show this help\n"
+    "/exit       leave (also Ctrl-D)\nCtrl-C      stop the answer; twice at an empty prompt: leave"
+)
 
 
 @takes_options
@@ -104,7 +102,7 @@ class _Chat:
             return
         name, _, rest = line.strip().partition(" ")
         if name not in _COMMANDS:
-            raise OptionError(f"{name} is no command.", f"There are {', '.join(_COMMANDS)} and {_LEAVING[0]}.")
+            raise OptionError(f"{name}: unknown command.", f"Commands: {', '.join(_COMMANDS)} and {_LEAVING[0]}.")
         _COMMANDS[name](self, rest.strip())
 
     def _answer(self, line: str) -> None:
@@ -126,14 +124,14 @@ class _Chat:
         speed = account.tokens_per_second
         said = [f"{account.tokens} tokens" + ("" if speed is None else f", {speed:.1f} tokens/s")]
         cut = {
-            AnswerEnding.MOST_TOKENS: "cut off there (--max-new-tokens)",
-            AnswerEnding.CONTEXT: "the model's longest context is reached: /reset begins anew",
+            AnswerEnding.MOST_TOKENS: "stopped at --max-new-tokens",
+            AnswerEnding.CONTEXT: "the context is full: /reset starts a new conversation",
             AnswerEnding.STOPPED: "stopped",
         }.get(account.ending)
         if self.turns.interactive:
             self.sink.aside("; ".join([*said, *([cut] if cut else [])]))
         elif cut:
-            self.sink.warn(f"an answer has {account.tokens} tokens: {cut}.")
+            self.sink.warn(f"the answer ended after {account.tokens} tokens: {cut}.")
 
     def _reset(self, rest: str) -> None:
         _refuse_words("/reset", rest)
@@ -145,14 +143,14 @@ class _Chat:
         from t2n_llm.export.folder import json_text
 
         if not rest:
-            raise OptionError("/save needs a file.", "Type /save FILE.")
+            raise OptionError("/save: the file name is missing.", "Type /save FILE.")
         path = Path(rest).expanduser()
         text = "[\n" + ",\n".join(f"  {json_text(message)}" for message in self.conversation.messages) + "\n]\n"
         try:
             write_whole(path, text)
         except OSError as error:
-            raise OptionError(f"{path}: {error.strerror}.", "Give a file that can be written.") from error
-        self.sink.aside(f"{len(self.conversation.messages)} messages in {path}.")
+            raise OptionError(f"{path}: {error.strerror}.", "Use a file that can be written.") from error
+        self.sink.aside(f"{len(self.conversation.messages)} messages written to {path}.")
 
     def _help(self, rest: str) -> None:
         _refuse_words("/help", rest)
@@ -161,7 +159,7 @@ class _Chat:
 
 def _refuse_words(name: str, rest: str) -> None:
     if rest:
-        raise OptionError(f"{name} takes nothing.", f"Type {name} alone.")
+        raise OptionError(f"{name} takes nothing.", f"Type {name} without arguments.")
 
 
 _COMMANDS: Mapping[str, Callable[[_Chat, str], None]] = {

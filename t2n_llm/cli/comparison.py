@@ -65,7 +65,7 @@ class Grid:
             OptionError: there are several.
         """
         if len(self.threads or (1,)) > 1:
-            raise OptionError("--engine cli takes one number of threads.", "Give one: --threads 2.")
+            raise OptionError("--engine cli takes a single number of threads.", "Use for example --threads 2.")
         return (self.threads or (1,))[0]
 
     @property
@@ -103,7 +103,7 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     words = [word.strip() for word in text.split(",")]
     wrong = next((word for word in words if not word.isdecimal() and (option, word) != ("--threads", _ALL)), None)
     if wrong is not None:
-        raise OptionError(f"{option} {text}: {wrong!r} is no number.", "Give numbers with commas between: 64,512.")
+        raise OptionError(f"{option} {text}: {wrong!r} is not a number.", "Separate numbers by commas: 64,512.")
     return tuple(dict.fromkeys(processors() if word == _ALL else int(word) for word in words))
 
 
@@ -127,7 +127,7 @@ def run_comparison(
         T2NError: as `compare`.
     """
     if not isinstance(engine, TractWheel):
-        raise OptionError("comparisons are measured with tract from pip.", "Leave --engine and --tract out.")
+        raise OptionError("--against measures tract from pip only.", "Omit --engine and --tract.")
     source = SourceRef(checkpoint) if checkpoint else None
     subject = SharedModel(archives[0], source, engine.timeout_seconds, engine.device)
     contenders: list[Contender] = [
@@ -148,9 +148,9 @@ def comparison_tables(comparison: SpeedComparison) -> Iterator[Any]:
 
     plan = comparison.plan
     yield (
-        f"tokens a second: median of {plan.repeats}, contenders in turn; decoding: {plan.decode} steps; "
-        "± half the distance from slowest to fastest; x: speed of the first over that of another, above 1 is faster, median of the "
-        "repeats"
+        f"tokens per second: median of {plan.repeats} runs, engines in turn; decoding: {plan.decode} steps; ± "
+        "half the range; x: speed of the first divided by that of the engine (above 1 is faster), median of "
+        "the runs"
     )
     for run in comparison.with_threads(plan.threads[0]):
         yield f"[dim]{escape(run.name)}: {escape(run.version)}[/dim]"
@@ -194,8 +194,8 @@ def plot_comparison(comparison: SpeedComparison, path: Path) -> None:
     """
     figure = figure_class()(figsize=(12.0, 7.0), layout="constrained")
     axes = figure.subplots(2, 2)
-    _draw_lines(axes[0][0], comparison, "prefill", "tokens of the prompt")
-    _draw_lines(axes[0][1], comparison, "decode", "tokens in the cache")
+    _draw_lines(axes[0][0], comparison, "prefill", "prompt tokens")
+    _draw_lines(axes[0][1], comparison, "decode", "cached tokens")
     figure.legend(
         *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7, handlelength=4
     )

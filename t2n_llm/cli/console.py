@@ -164,7 +164,7 @@ class Sink:
                 self._progress.update(self._task, completed=done, total=total, amount=f"{done}/{total}")
             return
         if (rest := self._seconds_left(done, total)) is not None:
-            self._err.print(f"[dim]{self.seconds:6.1f} s[/dim]  {done}/{total}, {rest:.0f} s to go")
+            self._err.print(f"[dim]{self.seconds:6.1f} s[/dim]  {done}/{total}, {rest:.0f} s left")
 
     def progress(self, progress: WriteProgress) -> None:
         """Move the progress bar; where there is no terminal, print a line every few seconds."""
@@ -192,8 +192,8 @@ class Sink:
             speed = (progress.total_bytes - progress.done_bytes) / rest if rest else 0.0
             self._err.print(
                 f"[dim]{self.seconds:6.1f} s[/dim]  {progress.done_bytes / 1e9:.2f} of "
-                f"{progress.total_bytes / 1e9:.2f} GB, {progress.done_entries} of {progress.total_entries} tensors, "
-                f"{speed / 1e6:.0f} MB/s, {rest:.0f} s to go"
+                f"{progress.total_bytes / 1e9:.2f} GB, {progress.done_entries} of "
+                f"{progress.total_entries} tensors, {speed / 1e6:.0f} MB/s, {rest:.0f} s left"
             )
 
     def _seconds_left(self, done: int, total: int) -> float | None:
@@ -303,7 +303,7 @@ class Sink:
         detail = f", relative squared error {sum(errors) / len(errors):.2e} on average" if errors else ""
         self._out.print(
             f"recipe    {escape(record['recipe']['name'])}: weights {record['bytes'] / 1e6:.1f} MB, "
-            f"{record['bits_per_weight']:.2f} bits per weight; {len(quantized)} tensors quantised{detail}"
+            f"{record['bits_per_weight']:.2f} bits per weight; {len(quantized)} tensors quantized{detail}"
         )
         reasons: dict[str, list[Mapping[str, Any]]] = {}
         for tensor in tensors:
@@ -380,14 +380,16 @@ class Sink:
             table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
             self._print(table)
         most = "" if plan.exact else " at most (uncompressed)"
-        seconds = "unknown (the disk cannot be tried)" if plan.seconds is None else f"about {plan.seconds:.0f} s"
+        seconds = (
+            "unknown (the disk speed could not be measured)" if plan.seconds is None else f"about {plan.seconds:.0f} s"
+        )
         check = f", of which {plan.check_bytes / 1e9:.2f} GB to check" if plan.check_bytes else ""
         for archive in plan.archives if len(plan.archives) > 1 else ():
             self._out.print(f"archive   {archive.bytes} bytes{most}: {escape(archive.name)}")
         what = "archive " if len(plan.archives) == 1 else "together"
         self._out.print(f"{what}  {plan.archive_bytes} bytes{most}; free on that disk: {plan.free_bytes}")
-        self._out.print(f"memory    about {plan.peak_bytes / 1e9:.2f} GB at its peak (estimate{check})")
-        self._out.print(f"time      {seconds} to write the weights (estimate, from a small probe)")
+        self._out.print(f"memory    about {plan.peak_bytes / 1e9:.2f} GB peak (estimate{check})")
+        self._out.print(f"time      {seconds} to write the weights (estimated from a short disk test)")
         self._out.print(f"{escape(str(plan.output_dir))}/")
         for file in plan.files:
             self._out.print(f"  {escape(file)}")
@@ -402,7 +404,7 @@ class Sink:
             detail = f": {finding.detail}" if finding.detail else ""
             self._err.print(f"[bold red]{finding.problem}:[/bold red] {_line(finding.name + detail)}")
         if report.others:
-            self.warn(f"not of the export: {', '.join(report.others)}.")
+            self.warn(f"not part of the export: {', '.join(report.others)}.")
         if self.mode is OutputMode.QUIET:
             return
         self._out.print(
@@ -411,14 +413,14 @@ class Sink:
         )
         if compared is not None:
             self._out.print(
-                f"{_outcome('as the source', compared.findings)}  {escape(compared.source)}: {compared.tensors} tensors, "
-                f"{compared.bytes / 1e6:.1f} MB of the same bytes"
+                f"{_outcome('as the source', compared.findings)}  {escape(compared.source)}: {compared.tensors} "
+                f"tensors, {compared.bytes / 1e6:.1f} MB identical"
             )
             if compared.left:
-                self._out.print(f"not compared  {len(compared.left)} tensors whose values a calibration chose")
+                self._out.print(f"not compared  {len(compared.left)} tensors with calibrated values")
             if compared.same_graph is False:
                 self._out.print(
-                    "another graph  graph.nnef would be written otherwise now: other releases, another name"
+                    "other graph   graph.nnef would be written differently now (other releases, or another name)"
                 )
         self._out.print(f"export.json   SHA-256 {report.manifest_sha256}")
 

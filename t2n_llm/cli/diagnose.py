@@ -112,7 +112,7 @@ def diagnose(
     with open_sink(as_json, quiet) as sink:
         quiet_libraries(sink)
         if tiny and weights:
-            raise OptionError("--tiny and --weights exclude each other.", "A tiny twin has random weights.")
+            raise OptionError("--tiny and --weights exclude each other.", "The tiny model has random weights.")
         for path in (html, json_file):
             _require_writable(path)
         from generic_export.diagnose import Limits
@@ -159,7 +159,7 @@ def _tell(sink: Sink, diagnosis: Diagnosis, html: Path | None, out: Path | None)
     for path in pages:
         sink.show(Text(f"report    {path}"))
     if diagnosis.interrupted:
-        sink.warn("interrupted: pieces without a verdict were not tried.")
+        sink.warn("interrupted: some modules were not tried.")
 
 
 @contextmanager
@@ -177,7 +177,7 @@ def _interrupts_reach_the_search() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interruption:
-        raise InterruptError("interrupted before anything was tried.", "Nothing was left behind.") from interruption
+        raise InterruptError("interrupted before any module was tried.", "Nothing was left behind.") from interruption
     finally:
         for number, handler in heard.items():
             signal.signal(number, handler)
@@ -253,7 +253,7 @@ class _ProgressView:
 
 def _where(progress: Progress) -> str:
     alone = ", its own code" if progress.isolated else ""
-    return f"{progress.piece.label} ({progress.piece.path or 'the whole'}{alone})"
+    return f"{progress.piece.label} ({progress.piece.path or 'whole model'}{alone})"
 
 
 # --- shared by both -------------------------------------------------------------------------------
@@ -269,14 +269,14 @@ def write_text(path: Path, text: str) -> None:
         write_whole(path, text)
     except OSError as error:
         raise OptionError(
-            f"{path}: cannot be written: {error.strerror}.", "Name a file in a folder of yours."
+            f"{path}: cannot be written: {error.strerror}.", "Use a file in an existing folder."
         ) from error
 
 
 def _require_writable(path: Path | None) -> None:
     """Refuse a file in a folder that is not there, before minutes of work."""
     if path is not None and not path.absolute().parent.is_dir():
-        raise OptionError(f"{path}: there is no such folder.", "Name a file in a folder of yours.")
+        raise OptionError(f"{path}: no such folder.", "Use a file in an existing folder.")
 
 
 def _json_text(record: dict[str, Any]) -> str:
@@ -303,12 +303,16 @@ def _coverage_parts(report: CoverageReport) -> Iterator[Any]:
         times = f"{module.count} x " if module.count > 1 else ""
         yield (
             f"[bold red]not captured:[/bold red] {times}{escape(module.class_name)} "
-            f"({escape(module.path or 'the whole')}): {escape(module.message)}"
+            f"({escape(module.path or 'whole model')}): {escape(module.message)}"
         )
     for problem in report.problems:
-        yield f"[yellow]the whole model:[/yellow] {escape(problem)}"
+        yield f"[yellow]whole model:[/yellow] {escape(problem)}"
     counts = ", ".join(f"{len(report.of(support))} {support}" for support in Support)
-    verdict = "[green]all can be written[/green]" if report.complete else "[bold red]not all can be written[/bold red]"
+    verdict = (
+        "[green]every operator is supported[/green]"
+        if report.complete
+        else "[bold red]some operators are not supported[/bold red]"
+    )
     yield (
         f"{verdict}  {escape(report.architecture)} ({escape(report.model_type)}): {counts}; captured as "
         f"{report.how}, {_layers_text(report)}, {report.seconds:.1f} s, no weights"

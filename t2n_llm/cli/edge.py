@@ -35,7 +35,7 @@ def advice_on(error: BaseException) -> T2NError:
         return error
     if isinstance(error, Interrupted):
         kept = getattr(error, "kept", None)
-        hint = f"What was written is kept in {kept}: run the same command again to continue." if kept else None
+        hint = f"Partial output is kept in {kept}: run the same command again to continue." if kept else None
         return InterruptError("interrupted.", hint or error.left or "Nothing was left behind.")
     if isinstance(error, _UsageError):
         unknown = getattr(error, "option_name", "")
@@ -45,15 +45,15 @@ def advice_on(error: BaseException) -> T2NError:
         command = getattr(context, "command_path", COMMAND)
         if context is not None and hasattr(error, "possibilities") and unknown:
             flags = [flag for each in context.command.params for flag in (*each.opts, *each.secondary_opts)]
-            return OptionError(f"there is no option {unknown}.", f"{guess(unknown, flags)}Run {command} --help.")
+            return OptionError(f"unknown option {unknown}.", f"{guess(unknown, flags)}Run {command} --help.")
         return OptionError(error.format_message(), f"Run {command} --help.")  # type: ignore[attr-defined]
     if isinstance(error, MemoryError):
         return NotEnoughMemoryError("out of memory.", "Try --low-memory, or a machine with more memory.")
     if isinstance(error, OSError) and is_disk_full(error):
         return disk_full(Path(error.filename or tempfile.gettempdir()))
     if isinstance(error, OSError) and error.errno in _ABOUT_A_NAME and error.filename:
-        return OptionError(f"{error.filename}: {error.strerror}.", "Give a file or folder that can be there.")
+        return OptionError(f"{error.filename}: {error.strerror}.", "Use a file or folder name that this system allows.")
     return UnforeseenError(
         f"unexpected {type(error).__name__}: {error}",
-        f"This is a bug of t2n-llm: run again as {COMMAND} --debug ... and report what it prints.",
+        f"This is a bug in t2n-llm: run {COMMAND} --debug ... and report its output.",
     )

@@ -65,7 +65,7 @@ def export(
 
         if is_pipeline(source):
             if dry_run or request is not None:
-                raise OptionError("--dry-run and --push do not apply to a pipeline of diffusers.", "Leave them out.")
+                raise OptionError("--dry-run and --push do not apply to a pipeline of diffusers.", "Omit them.")
             sink.exported_pipeline(export_pipeline(source, output, options=options, reporter=sink))
             return
         from t2n_llm.export.pipeline import export_llm, plan_llm_export
@@ -82,12 +82,12 @@ def _push_request(repository: str | None, public: bool, token: str | None, check
     """Return where an export goes to; what is wrong with that shows before the work."""
     if repository is None:
         if public:
-            raise OptionError("--public is given without --push.", "Add --push OWNER/NAME, or leave it out.")
+            raise OptionError("--public requires --push.", "Add --push OWNER/NAME, or omit --public.")
         return None
     if not checked:
         raise OptionError(
-            "--push sends whole exports that were checked.",
-            "Leave --no-check out, or run t2n-llm push DIR OWNER/NAME --unchecked afterwards.",
+            "--push uploads validated exports only.",
+            "Omit --no-check, or run t2n-llm push DIR OWNER/NAME --unchecked afterwards.",
         )
     from t2n_llm.share.push import PushRequest
 
@@ -128,15 +128,17 @@ def validate(
         from t2n_llm.export.revalidate import validate_folder
 
         if noted and (options.atol is not None or options.rtol is not None):
-            raise OptionError("--record is given with limits of your own.", "Leave --atol and --rtol out.")
+            raise OptionError("--record does not accept --atol or --rtol.", "Omit --atol and --rtol.")
         report = validate_folder(folder, origin.named(reference or ""), options=options, reporter=sink)
         if noted:
             from t2n_llm.export.card_page import note
 
             if not note(folder, validation=report.asdict()):
-                sink.warn(f"{folder / 'README.md'} was edited; it is not changed.")
+                sink.warn(f"{folder / 'README.md'} was edited and is not changed.")
         if not (report.passed or as_json):
-            raise report.failure(str(folder), "Is the reference the model that was exported? Then export it again.")
+            raise report.failure(
+                str(folder), "Check that the reference is the model that was exported; if it is, export it again."
+            )
     sink.validated(report)
     if not report.passed:
         raise typer.Exit(EXIT_DISAGREES)
@@ -163,7 +165,7 @@ def verify(
         from t2n_llm.export.verify import export_folder, verify_export
 
         if not deep and (reference is not None or adapter is not None):
-            raise OptionError("--reference and --adapter are given without --deep.", "Add --deep, or leave them out.")
+            raise OptionError("--reference and --adapter require --deep.", "Add --deep, or omit them.")
         report = verify_export(path, sink.progress)
         if deep:
             quiet_libraries(sink)

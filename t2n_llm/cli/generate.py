@@ -132,15 +132,17 @@ def generate(
     prompt = _given_prompt(prompt, prompt_file, awaited=audio is None and image is None)
     if prompt is None and audio is None and image is None:
         raise typer.BadParameter(
-            "there is nothing to start from; give a text, --prompt-file, --audio or --image.", param_hint="prompt"
+            "there is no input; pass a prompt, --prompt-file, --audio or --image.", param_hint="prompt"
         )
     if system is not None and not chat:
-        raise typer.BadParameter("it is a part of the chat template, which --raw leaves out.", param_hint="--system")
+        raise typer.BadParameter(
+            "it sets a variable of the chat template, which --raw disables.", param_hint="--system"
+        )
     if prompt_lookup_tokens is not None and not prompt_lookup:
-        raise typer.BadParameter("it has no meaning without --prompt-lookup.", param_hint="--prompt-lookup-tokens")
+        raise typer.BadParameter("it requires --prompt-lookup.", param_hint="--prompt-lookup-tokens")
     variables = read_template_variables(template_kwargs)
     if variables and not chat:
-        raise typer.BadParameter("it has no meaning with --raw.", param_hint="--template-kwargs")
+        raise typer.BadParameter("it does not apply with --raw.", param_hint="--template-kwargs")
     guessed = (prompt_lookup_tokens or _GUESSED_TOKENS) if prompt_lookup else None
     asked = _Asked(
         *(prompt, system, audio, image, language, translate, timestamps, beams, guessed),
@@ -170,7 +172,7 @@ def _given_prompt(prompt: str | None, file: Path | None, *, awaited: bool) -> st
     """
     if file is not None:
         if prompt is not None:
-            raise OptionError("a prompt and --prompt-file are given.", "Leave one of them out.")
+            raise OptionError("both a prompt and --prompt-file were given.", "Omit one of them.")
         return _read(lambda: file.read_text(encoding="utf-8"), str(file))
     if prompt == "-" or (prompt is None and awaited and sys.stdin is not None and not sys.stdin.isatty()):
         piped = _read(lambda: sys.stdin.read(), "the input")
@@ -184,9 +186,11 @@ def _read(read: Callable[[], str], name: str) -> str:
         text = read()
         text.encode("utf-8")  # what cannot be decoded may come as half characters
     except UnicodeError as error:
-        raise OptionError(f"{name} is no UTF-8: {error}.", "Convert it first.") from error
+        raise OptionError(f"{name} is not UTF-8: {error}.", "Convert it first.") from error
     except OSError as error:
-        raise OptionError(f"{name}: {error.strerror or error}.", "Give a text file, or the prompt itself.") from error
+        raise OptionError(
+            f"{name}: {error.strerror or error}.", "Use a text file, or pass the prompt directly."
+        ) from error
     return text.rstrip("\r\n")
 
 
@@ -198,16 +202,16 @@ def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack
 
     task = recorded_task(read_any_manifest(export_folder(archive)))
     if asked.guessed_tokens is not None and task in (*WITH_SOURCES, CTC):
-        raise OptionError(f"{archive} was exported for {task}.", "Leave --prompt-lookup out.")
+        raise OptionError(f"{archive} was exported for {task}.", "Omit --prompt-lookup.")
     if asked.variables and task in (*WITH_SOURCES, CTC):
-        raise OptionError(f"{archive} was exported for {task}.", "Leave --template-kwargs out.")
+        raise OptionError(f"{archive} was exported for {task}.", "Omit --template-kwargs.")
     if asked.system is not None and task in (*WITH_SOURCES, CTC):
-        raise OptionError(f"{archive} was exported for {task}.", "Leave --system out.")
+        raise OptionError(f"{archive} was exported for {task}.", "Omit --system.")
     if task in WITH_SOURCES:
         return _of_source(archive, sampling, asked, sink)
     if asked.beams is not None or asked.language is not None or asked.translate or asked.timestamps:
         raise OptionError(
-            f"{archive} was exported for {task}.", "Leave --beams, --language, --translate and --timestamps out."
+            f"{archive} was exported for {task}.", "Omit --beams, --language, --translate and --timestamps."
         )
     return _of_frames(archive, asked) if task == CTC else _of_prompt(archive, sampling, asked, sink, stack)
 
@@ -218,7 +222,7 @@ def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, sta
 
     model = ExportedModel.open(archive, device=asked.device, prefill_chunk=asked.prefill_chunk)
     if asked.prompt is None or asked.audio is not None or asked.image is not None:
-        raise OptionError(f"{archive} holds a language model.", "Give it a prompt, and nothing else.")
+        raise OptionError(f"{archive} is a language model.", "It takes a prompt only.")
     ids = _ids_of(asked.prompt, model, asked)
     # refused before the engine starts
     model.limit(len(ids), asked.max_new_tokens)
@@ -264,7 +268,7 @@ def _of_frames(archive: Path, asked: _Asked) -> Iterable[str]:
     from t2n_llm.runtime.generate import export_folder
 
     if asked.audio is None or asked.prompt is not None or asked.image is not None:
-        raise OptionError(f"{archive} was exported for ctc.", "Give --audio FILE.wav, and nothing else.")
+        raise OptionError(f"{archive} was exported for ctc.", "It takes --audio FILE.wav only.")
     return [text_of_frames(export_folder(archive), asked.audio, device=asked.device)]
 
 
@@ -275,7 +279,7 @@ def tell_not_followed(sink: Sink, settings: Mapping[str, Any], *, sampled: bool,
 
     left = not_followed(settings, sampled=sampled, beams=beams)
     if left:
-        sink.warn(f"{SETTINGS_FILE} asks for what is not done here: {json_text(left)[1:-1]}.")
+        sink.warn(f"{SETTINGS_FILE} sets options that are not supported and are ignored: {json_text(left)[1:-1]}.")
 
 
 def _account(made: Iterable[str]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _human(inspection: Inspection, tensors: int) -> Iterator[Any]:
     values = sum(share.values for share in inspection.shares)
     yield (
         f"[bold]{escape(str(contents.path))}[/bold]: graph {escape(outline.name)}, {contents.format.value}, "
-        f"{size_text(contents.stored_bytes)}, {values:,} values at {inspection.bits_per_weight:.2f} bits"
+        f"{size_text(contents.stored_bytes)}, {values:,} values with {inspection.bits_per_weight:.2f} bits"
     )
     yield _interface(inspection)
     yield f"symbols     {escape(', '.join(outline.symbols) or 'none')}"
@@ -103,7 +103,7 @@ def _human(inspection: Inspection, tensors: int) -> Iterator[Any]:
     for problem in inspection.problems:
         yield f"[yellow]problem:[/yellow] {escape(problem)}"
     for part in outline.unknown:
-        yield f"[yellow]not understood:[/yellow] line {part.line}: {escape(part.text)}"
+        yield f"[yellow]not parsed:[/yellow] line {part.line}: {escape(part.text)}"
 
 
 def _interface(inspection: Inspection) -> Table:
@@ -147,7 +147,7 @@ def _cache_text(inspection: Inspection) -> str:
     cache = inspection.cache
     if cache is None:
         return "none"
-    text = f"{cache.tensors} tensors, {size_text(cache.bytes_per_token)} a token"
+    text = f"{cache.tensors} tensors, {size_text(cache.bytes_per_token)} per token"
     if cache.peak_bytes is not None:
         text += f", {size_text(cache.peak_bytes)} at the model's {cache.max_positions:,} positions"
     return text
@@ -158,7 +158,7 @@ def _operators(inspection: Inspection) -> Table:
     written = inspection.outline.operators
     run = inspection.engine.operators if inspection.engine is not None else ()
     rows = [(*one, *other) for one, other in zip_longest(written, run, fillvalue=("", ""))]
-    return filled_table(("operators in graph.nnef", ">", "operators that tract runs", ">"), rows)
+    return filled_table(("operators in graph.nnef", ">", "operators of the optimized graph", ">"), rows)
 
 
 def _engine_lines(inspection: Inspection) -> Iterator[str]:
@@ -168,15 +168,15 @@ def _engine_lines(inspection: Inspection) -> Iterator[str]:
     if view is None:
         return
     if view.refusal is not None:
-        yield f"[bold red]tract {view.version} refuses it:[/bold red] {escape(view.refusal)}"
+        yield f"[bold red]tract {view.version} refuses the archive:[/bold red] {escape(view.refusal)}"
         return
     state = (
         "no growing caches"
         if inspection.cache is None
-        else "caches made its own state"
+        else "caches as engine state"
         if view.stateful
         else "keeps caches"
     )
-    yield f"tract {view.version}: {state}, {size_text(view.peak_rss_bytes)} of memory to load and optimise it"
-    yield f"  runs on   {escape('; '.join(map(str, view.inputs)))}"
-    yield f"  gives     {escape('; '.join(map(str, view.outputs)))}"
+    yield f"tract {view.version}: {state}, {size_text(view.peak_rss_bytes)} of memory to load and optimize"
+    yield f"  inputs    {escape('; '.join(map(str, view.inputs)))}"
+    yield f"  outputs   {escape('; '.join(map(str, view.outputs)))}"

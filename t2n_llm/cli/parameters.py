@@ -67,7 +67,7 @@ def require_source(name: str) -> str:
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     if is_path and not os.path.exists(os.path.expanduser(name)):
         raise SourceError(
-            f"{name}: no such folder.", "Give a folder with a config.json, or a hub id such as owner/name."
+            f"{name}: no such folder.", "Use a folder with a config.json, or a hub id such as owner/name."
         )
     return name
 
@@ -135,10 +135,10 @@ def read_template_variables(text: str | None) -> dict[str, Any]:
     try:
         given = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"it is no JSON: {error}.", param_hint="--template-kwargs") from error
+        raise typer.BadParameter(f"it is not JSON: {error}.", param_hint="--template-kwargs") from error
     if not isinstance(given, dict):
         raise typer.BadParameter(
-            'it is no JSON object, such as {"enable_thinking": false}.', param_hint="--template-kwargs"
+            'it is not a JSON object such as {"enable_thinking": false}.', param_hint="--template-kwargs"
         )
     return given
 

@@ -79,7 +79,7 @@ def quantize_report(
             from t2n_llm.export.card_page import note
 
             if not note(folder, quality={**asdict(report.quality), "text": report.text, "engine": report.engine}):
-                sink.warn(f"{folder / 'README.md'} was edited; it is not changed.")
+                sink.warn(f"{folder / 'README.md'} was edited and is not changed.")
     sink.quality(report, max_kl)
     if plot is not None:
         sink.drew(plot)

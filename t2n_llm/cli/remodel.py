@@ -55,7 +55,7 @@ def remodel(
         if archive not in _ARCHIVES:
             raise OptionError(f"--archive is {archive!r}.", f"Choose one of {', '.join(_ARCHIVES)}.")
         if (config is None) == (dump_config is None):
-            raise OptionError("give either --config or --dump-config.", "--dump-config writes a plan to begin with.")
+            raise OptionError("use either --config or --dump-config.", "--dump-config writes a plan to start from.")
         if dump_config is not None:
             _dump(subgraphs_of(factory), dump_config, force, sink)
             return
@@ -116,7 +116,7 @@ def _dump(subgraphs: Sequence[Subgraph], target: Path, force: bool, sink: Sink) 
         sink.show(escape(plan_text(plan).rstrip()))
         return
     if target.exists() and not force:
-        raise OutputExistsError(f"{target} exists already.", "Choose another name, or replace it with --force.")
+        raise OutputExistsError(f"{target} exists already.", "Use another name, or pass --force to replace it.")
     save_plan(plan, target)
     sink.record({"plan": str(target)})
     sink.show(f"[green]written[/green] {escape(str(target))}: {len(plan.subgraphs)} sub-graphs")

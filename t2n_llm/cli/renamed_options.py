@@ -34,7 +34,7 @@ def with_current_names(words: Sequence[str]) -> tuple[list[str], list[str]]:
         flag, equals, value = word.partition("=")
         if flag in renamed:
             current[place] = f"{renamed[flag]}{equals}{value}"
-            warnings.append(f"{flag} of {command} is called {renamed[flag]} now.")
+            warnings.append(f"{flag} of {command} was renamed to {renamed[flag]}.")
     if command in _JSON_TOOK_A_FILE:
         warnings += _json_to_a_file(current, start + 1)
     return current, warnings
@@ -49,8 +49,8 @@ def _json_to_a_file(words: list[str], start: int) -> list[str]:
         follows = words[place + 1] if not equals and place + 1 < len(words) else value
         if follows == _STDOUT:
             words[place : place + (1 if equals else 2)] = [_JSON]
-            return ["--json takes no value now; it prints."]
+            return ["--json no longer takes a value; it prints."]
         if equals or (follows and not follows.startswith("-") and place > start):
             words[place : place + (1 if equals else 2)] = [_JSON_FILE, follows]
-            return ["--json FILE is called --json-file FILE now."]
+            return ["--json FILE was renamed to --json-file FILE."]
     return []

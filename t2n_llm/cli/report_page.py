@@ -48,7 +48,7 @@ def _chart(report: QuantizeReport) -> Chart:
     layers = sorted({layer for line in points.values() for layer, _, _ in line})
     decades = max(errors) > _DECADE * min(errors)
     return line_chart(
-        "squared error over energy, by decoder layer",
+        "squared error relative to energy, by decoder layer",
         [Line(kind, tuple(line)) for kind, line in points.items()],
         [(height, f"{height:.1e}") for height in (_decades if decades else _steps)(min(errors), max(errors))],
         [(layer, f"layer {layer:.0f}") for layer in dict.fromkeys((*layers[:1], *layers[-1:]))],

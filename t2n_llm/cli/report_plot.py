@@ -33,7 +33,8 @@ def require_plotting(path: Path) -> None:
     kind = path.suffix.removeprefix(".").lower()
     if kind not in figure.canvas.get_supported_filetypes():
         raise OptionError(
-            f"--plot {path}: {path.suffix or 'a name without suffix'} is no kind of picture.", "Use .png, or .html."
+            f"--plot {path}: {path.suffix or 'a name without suffix'} is not a supported image format.",
+            "Use .png, or .html.",
         )
 
 
@@ -98,7 +99,7 @@ def _label(axes: Any, report: QuantizeReport, drawn: Sequence[TensorQuality]) ->
     axes.set_ylabel(f"squared error / energy of the {'outputs (scaled weights)' if outputs else 'weights'}")
     axes.grid(visible=True, which="both", linewidth=0.3)
     if not drawn:
-        axes.text(0.5, 0.5, "nothing is quantised", ha="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "nothing is quantized", ha="center", transform=axes.transAxes)
         return
     _scale(
         axes,

@@ -58,7 +58,7 @@ def beside_gguf(report: QuantizeReport) -> Sheet:
     shown = [(report.folder, report.bytes, report.bits_per_weight, report.quality)]
     shown += [(rival.name, rival.bytes, rival.bits_per_weight, rival.quality) for rival in report.rivals]
     return Sheet(
-        "beside GGUF, on the same text",
+        "compared with GGUF, on the same text",
         ("values of", ">MB", ">bits", ">mean KL", ">99 %", ">same token", ">perplexity"),
         tuple(
             (

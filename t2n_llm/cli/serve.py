@@ -51,7 +51,7 @@ def serve(
     Exit code 0: ended. 2: bad input, a port in use, or the engine failed. 3: a bug.
     """
     if api_key is not None and not (api_key.isascii() and api_key.strip()):
-        raise typer.BadParameter("a key has one ASCII character or more.", param_hint="--api-key")
+        raise typer.BadParameter("the key must have at least one character, all ASCII.", param_hint="--api-key")
     sink = open_sink(False)
     quiet_libraries(sink, answers=True)
     try:
@@ -71,7 +71,7 @@ def serve(
     if sanitize_special_tokens:  # refused before the engine starts
         ChatTemplate.of(model.tokenizer, model.folder, sanitized=True)
     if host not in LOOPBACK and api_key is None:
-        sink.warn(f"{host} is open to other machines, and there is no --api-key: everyone there can use the model.")
+        sink.warn(f"{host} is reachable from other machines and no --api-key is set: anyone there can use the model.")
     limits = ServerLimits(max_request_bytes, max_new_tokens, max_seconds, max_waiting)
     listening = _listen(host, port)
     sink.waiting(f"Loading {model.archive.name}")
@@ -99,4 +99,4 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise OptionError(f"{host}:{port}: {error.strerror}.", "Give another --port, or --port 0.") from error
+        raise OptionError(f"{host}:{port}: {error.strerror}.", "Use another --port, or --port 0.") from error

@@ -60,4 +60,4 @@ def pull(
     sink.record(result.report.asdict() | {"path": str(result.folder), "checked": result.checked})
     sink.say(f"pulled    {result.folder}: {result.report.tensors} tensors, {result.report.bytes / 1e6:.1f} MB verified")
     if not result.checked:
-        sink.warn("this export was never compared with PyTorch.")
+        sink.warn("this export was not validated against PyTorch.")

@@ -56,7 +56,7 @@ class PipedTurns:
                 if line.strip():
                     yield line.rstrip("\r\n")
         except UnicodeError as error:
-            raise OptionError(f"the input is no UTF-8: {error}.", "Convert it first.") from error
+            raise OptionError(f"the input is not UTF-8: {error}.", "Convert it first.") from error
 
 
 class TypedTurns:
@@ -134,7 +134,7 @@ class TypedTurns:
             self._leaves_next = False
             return False
         if not self._leaves_next:
-            self._say("Ctrl-C again leaves; /help lists the commands.")
+            self._say("Press Ctrl-C again to leave; /help lists the commands.")
         leaves, self._leaves_next = self._leaves_next, True
         return leaves
 

@@ -322,16 +322,21 @@ def _show_surprises(sink: Sink, found: Sequence[Surprise]) -> None:
     for surprise in found:
         sink.show(_plain(f"{surprise.kind}: {surprise.key}: {surprise.text}"))
     if found:
-        sink.show(_plain(f"{len(found)} cells are not as expected; t2n-llm zoo expect RESULTS --update makes them so."))
+        sink.show(
+            _plain(f"{len(found)} cases differ from the expectation; t2n-llm zoo expect RESULTS --update records them.")
+        )
     else:
-        sink.show("Everything is as expected.")
+        sink.show("All cases are as expected.")
 
 
 def _line(verdict: CellVerdict) -> Any:
     error = verdict.max_abs_error
     figure = f" max abs err {error:.2g}" if error is not None else ""
     if verdict.layers:
-        figure = f" {verdict.layers} layers, {verdict.processor_seconds:.1f} s of processor, {verdict.peak_rss_bytes / 1e9:.2f} GB,"
+        figure = (
+            f" {verdict.layers} layers, {verdict.processor_seconds:.1f} s of CPU time, "
+            f"{verdict.peak_rss_bytes / 1e9:.2f} GB,"
+        )
     reason = f" {verdict.error}: {verdict.message}" if verdict.message else ""
     return _plain(f"{verdict.key:<30} {verdict.outcome} [{verdict.stage}]{figure} {verdict.seconds:.1f} s{reason}")
 

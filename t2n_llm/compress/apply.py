@@ -222,9 +222,13 @@ def _fitting(override: TensorSource, variable: NnefVariable) -> TensorSource:
     """
     stored = override.block_format if isinstance(override, BlockTensorSource) else None
     if stored is None and variable.dtype in BLOCK_FORMATS:
-        raise WeightError(f"tensor {variable.label}: the recipe wants {variable.dtype}, calibration gave plain values.")
+        raise WeightError(
+            f"tensor {variable.label}: the recipe requires {variable.dtype}, but calibration returned plain values."
+        )
     if stored is not None and stored != variable.dtype:
-        raise WeightError(f"tensor {variable.label}: the graph reads {variable.dtype}, calibration gave {stored}.")
+        raise WeightError(
+            f"tensor {variable.label}: the graph requires {variable.dtype}, but calibration returned {stored}."
+        )
     scaled = multiplied(override, variable.factor)
     return scaled if stored is not None else cast_tensor(scaled, _TORCH_DTYPES[variable.dtype], CastReport())
 

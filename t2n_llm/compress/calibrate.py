@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 # Fewer input rows than this say little about a channel: the search by magnitude is the better guess.
 FEWEST_TOKENS = 32
 _JUDGED_ROWS = 1024
-_NOT_MULTIPLIED = "nothing is multiplied by it outside the decoder layers"
+_NOT_MULTIPLIED = "it is not used in a matmul outside the decoder layers"
 
 
 # Parameter name -> its algorithm, or None when calibration has nothing to do with it.
@@ -76,7 +76,7 @@ def calibrate(
         WeightError: values or statistics are not finite.
     """
     if text_ids.ndim != 2 or not text_ids.numel():
-        raise OptionError("the calibration text is empty.", "Give a text of a few thousand words.")
+        raise OptionError("the calibration text is empty.", "Use a text of a few thousand words.")
     model = open_walkable(model_source_folder, trust_remote_code=trust_remote_code)
     hidden, calls = first_inputs(model, text_ids)
     stage = journal.recalled() if journal is not None else None
@@ -294,7 +294,7 @@ class CalibrationRun:
     ) -> dict[str, CalibratedAlgorithm]:
         """Return the chosen linears that something was given to; report the others."""
         self._leave(
-            (f"{prefix}.{name}.weight" for name in chosen if name not in seen), "the calibration never reached it"
+            (f"{prefix}.{name}.weight" for name in chosen if name not in seen), "no calibration token reached it"
         )
         return {name: algorithm for name, algorithm in chosen.items() if name in seen}
 
@@ -332,7 +332,7 @@ class CalibrationRun:
         reached = {name for fold in folds for name in fold.quantized}
         for name, algorithm in chosen.items():
             if algorithm.folds and name not in reached:
-                self.made.unfolded.append(f"{prefix}.{name}: nothing before it can take a scaling")
+                self.made.unfolded.append(f"{prefix}.{name}: no operation before it can be scaled")
         for fold in folds:
             wanted = [name for name in fold.quantized if name in chosen and chosen[name].folds]
             if wanted:
@@ -353,7 +353,7 @@ class CalibrationRun:
         if not found.helps:
             return
         if not apply_fold(layer, fold, found.factors, run, expected):
-            self.made.unfolded.append(f"{prefix}.{fold.producer}: a scaling of its outputs would change the layer's")
+            self.made.unfolded.append(f"{prefix}.{fold.producer}: scaling its outputs would change the layer's")
             return
         wide = found.factors if fold.sources is None else found.factors[fold.sources]
         before = {name: statistics[name] for name in fold.quantized if name in statistics}

@@ -43,7 +43,7 @@ _WORTH_TELLING = 60.0  # seconds that a calibration goes on
 def prepare(options: CompressionOptions, reporter: Reporter) -> None:
     """Compile what quantising will need, before the graph is captured: meanwhile torch has `max` and `min` replaced."""
     if options.algorithm_names() - {"min_max"}:
-        reporter.stage("Preparing to quantise")
+        reporter.stage("Preparing quantization")
         prepare_search()
 
 
@@ -97,7 +97,7 @@ def compressed(
     known = {name: entry for statistics in read for name, entry in statistics.items()}
     costs: Mapping[str, float] = {}
     if recipe.target_size is not None:
-        reporter.stage("Measuring how sensitive each tensor is")
+        reporter.stage("Measuring the sensitivity of each tensor")
         if options.imatrix is None and not dry:
             costs = _divergences(options, recipe, calibration, parts, reporter)
             if not costs and options.calibrates():
@@ -142,7 +142,7 @@ def _divergences(
     try:
         return calibration.divergences(wanted, lambda done: reporter.stage(_told(done, time.monotonic() - started)))
     except (CaptureError, MissingTokenizerError, NotEnoughMemoryError) as error:
-        reporter.warn(f"how sensitive tensors are is guessed from their weights: {error.message}")
+        reporter.warn(f"sensitivities were estimated from the weights: {error.message}")
         return {}
 
 
@@ -172,8 +172,8 @@ def _given(
     missing = [label for label in wanted if label not in found]
     if missing:
         reporter.warn(
-            f"imatrix {options.imatrix.name} says nothing of {len(missing)} tensors ({missing[0]}, ...): their values "
-            "come from the data-free search."
+            f"imatrix {options.imatrix.name} has no entry for {len(missing)} tensors ({missing[0]}, ...); they "
+            "use the data-free search."
         )
     return found
 
@@ -238,7 +238,7 @@ def _calibrated(
     started = time.monotonic()
     result = calibration.quantized(chosen, work, lambda done: reporter.stage(_told(done, time.monotonic() - started)))
     for name, reason in result.left.items():
-        reporter.warn(f"{name}: {reason}; its values come from the data-free search.")
+        reporter.warn(f"{name}: {reason}; it uses the data-free search.")
     _tell_of_starved(result, reporter)
     if options.save_imatrix is not None:
         write_statistics(options.save_imatrix, source, result.statistics)
@@ -249,7 +249,7 @@ def _told(done: Progress, elapsed: float) -> str:
     """Return what is said on the way; with the time that the rest takes, where that is worth a minute's thought."""
     if isinstance(done, SensitivityProgress):
         left = _left(elapsed / done.done * (done.layers - done.done))
-        return f"Measured how sensitive {done.done} of {done.layers} layers are{left}"
+        return f"Measured the sensitivity of {done.done} of {done.layers} layers{left}"
     left = _left(elapsed / (done.layer - done.begun) * (done.layers - done.layer))
     return f"Calibrated layer {done.layer} of {done.layers}{left}"
 
@@ -264,12 +264,12 @@ def _tell_of_starved(result: CalibrationResult, reporter: Reporter) -> None:
     starved = sum(error.starved for error in result.errors.values())
     if starved:
         reporter.warn(
-            f"{starved} expert matrices saw fewer than {FEWEST_TOKENS} tokens; their values come from the data-free "
-            "search. A longer --calibration text would reach more of them."
+            f"{starved} expert matrices saw fewer than {FEWEST_TOKENS} tokens and use the data-free search. A "
+            "longer --calibration text reaches more of them."
         )
     few = [name for name, error in result.errors.items() if not error.starved and error.tokens < FEWEST_TOKENS]
     if few:
         reporter.warn(
-            f"{len(few)} tensors ({few[0]}, ...) saw fewer than {FEWEST_TOKENS} positions; their values come from the data-free "
-            "search. More --calibration data would reach them."
+            f"{len(few)} tensors ({few[0]}, ...) saw fewer than {FEWEST_TOKENS} positions and use the data-free "
+            "search. More --calibration data reaches them."
         )

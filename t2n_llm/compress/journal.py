@@ -132,7 +132,7 @@ class CalibrationJournal:
         for name, (file, shape, dtype) in described.items():
             source = FileTensor(name, self.folder / file, 0, tuple(shape), getattr(torch, dtype))
             if source.path.stat().st_size != source.nbytes:
-                raise ValueError(f"{file}: it is cut short.")
+                raise ValueError(f"{file}: the file is truncated.")
             sources[name] = source
         return sources
 

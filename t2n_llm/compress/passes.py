@@ -56,7 +56,7 @@ def calibrate_passes(
         WeightError: values or statistics are not finite.
     """
     if not passes:
-        raise OptionError("there is nothing to calibrate on.", "Give a few dozen sources.")
+        raise OptionError("there is no calibration data.", "Use a few dozen samples.")
     runs = [partial(each, network) for each in passes]
     run = CalibrationRun(network, choice, work_dir)
     stacks = _stacks(network, runs[0])
@@ -201,7 +201,7 @@ def _recorded(stack: _Stack, runs: Sequence[Run]) -> tuple[list[torch.Tensor], l
             run()
         if not chain.complete or chain.first is None:
             raise OptionError(
-                f"the layers {stack.name} are not called alike for every source.",
+                f"the layers {stack.name} are not called in the same way for every sample.",
                 "Use --compress q4_0 without calibration.",
             )
         hidden.append(chain.first)

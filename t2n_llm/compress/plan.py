@@ -105,7 +105,7 @@ def plan_compression(
             formats[name] = scheme
             if not scheme:
                 del formats[name]
-                kept[name] = "it is among the most sensitive, and the size asked for has room for it"
+                kept[name] = "it is among the most sensitive, and the target size leaves room for it"
     graph, parts, shared = _split_parts(graph, parts, formats)
     schemes = {part.label: formats[part.name.name] for part in parts if part.name.name in formats}
     second = {label: f"{label}_remainder" for label, scheme in schemes.items() if scheme == TWICE}
@@ -211,19 +211,21 @@ def _obstacle(part: _Part, choices: Mapping[str, Choice]) -> str:
         return (
             _reason_kept(part, choice)
             or may_store(part.use, "q4_0")
-            or "no rule of the recipe names it; a recipe file can (--recipe)"
+            or "no rule of the recipe matches it; a recipe file can (--recipe)"
         )
     if choice.scheme != TWICE:
         return may_store(part.use, choice.scheme)
-    return may_store(part.use, "q4_0") or ("" if part.use.addable else "what reads it cannot be done for two tensors")
+    return may_store(part.use, "q4_0") or (
+        "" if part.use.addable else "an operation that reads it does not accept two tensors"
+    )
 
 
 def _reason_kept(part: _Part, choice: Choice | None) -> str:
     """Return why a recipe leaves a part plain, and how to change that; "" where no rule names it."""
     if choice is not None:
-        return f"the recipe has it in {choice.scheme}"
+        return f"the recipe stores it as {choice.scheme}"
     if part.name.role in ("@embeddings", "@head"):
-        return "the recipe leaves embeddings and head; q4_0+embeddings compresses them"
+        return "the recipe excludes embeddings and head; q4_0+embeddings includes them"
     return ""
 
 
@@ -233,7 +235,7 @@ def _check_plain_schemes(choices: Mapping[str, Choice], parts: Sequence[_Part], 
     wide = [name for name, choice in choices.items() if choice.scheme == "f32" and name in stored]
     if wide:
         raise OptionError(
-            f"the recipe keeps {wide[0]} in f32, in a graph that stores it in f16.",
+            f"the recipe keeps {wide[0]} in f32, but the graph stores it in f16.",
             f"Add --keep-f32 {wide[0]!r} to the export.",
         )
 

@@ -63,15 +63,15 @@ class CompressionOptions:
         "Expand matmul weights to f16 or f32 at load.",
         Panel.COMPRESSION,
         choices=("stored", "f16", "f32"),
-        noun="element type in memory",
+        noun="dtype in memory",
     )
 
     def __post_init__(self) -> None:
         refuse_invalid(self)
         if self.name is not None and self.file is not None:
-            raise OptionError("both --compress and --recipe are given.", "A recipe has a name or a file, not both.")
+            raise OptionError("--compress and --recipe exclude each other.", "Use a named recipe or a file.")
         if self.name is None and self.file is None and self.target_size is not None:
-            raise OptionError("--target-size is given without a recipe.", "Add --compress q4_0-mixed.")
+            raise OptionError("--target-size requires a recipe.", "Add --compress q4_0-mixed.")
         self.recipe()  # whatever is wrong with it should be known before the work
         if self.imatrix is not None:
             self._refuse_unused_statistics()
@@ -80,15 +80,15 @@ class CompressionOptions:
 
             check_name(self.save_imatrix)
             if not self.calibrates():
-                raise OptionError("--save-imatrix is given, and nothing is calibrated.", "Add --compress q4_0:imatrix.")
+                raise OptionError("--save-imatrix requires a calibrated recipe.", "Add --compress q4_0:imatrix.")
 
     def _refuse_unused_statistics(self) -> None:
         from t2n_llm.compress.algorithms import IMATRIX
 
         if IMATRIX not in self.algorithm_names():
             raise OptionError(
-                "--imatrix is given, and no tensor uses it.",
-                f"Only the algorithm {IMATRIX} can: --compress q4_0:{IMATRIX}.",
+                "--imatrix was given, but no tensor uses it.",
+                f"Use it with the algorithm {IMATRIX}: --compress q4_0:{IMATRIX}.",
             )
 
     def algorithms(self) -> Mapping[str, Quantizer]:

@@ -231,7 +231,7 @@ class _Walk:
                     likely = logits_behind(self.model, row, leaf).float().log_softmax(-1)
                 drawn = torch.multinomial(likely.detach().exp(), 1, generator=self.generator)
                 chosen = torch.zeros_like(likely).scatter_(-1, drawn, 1.0)
-                slopes += _slopes(likely, [leaf], chosen, "what follows the last layer")
+                slopes += _slopes(likely, [leaf], chosen, "the code after the last layer")
                 if changed is not None:
                     with _given(head, changed), torch.no_grad():
                         total += _divergence(likely, logits_behind(self.model, row, states).float().log_softmax(-1))
@@ -297,7 +297,7 @@ def _slopes(outputs: torch.Tensor, of: Sequence[torch.Tensor], upstream: torch.T
     except (RuntimeError, NotImplementedError) as error:  # something is written in place, or has no derivative
         raise CaptureError(
             f"{what} cannot be differentiated: {str(error).splitlines()[0]}",
-            "Name what should stay plain in a --recipe.",
+            "Name the tensors to leave unquantized in a --recipe.",
         ) from error
     return [torch.zeros_like(leaf) if slope is None else slope.detach() for leaf, slope in zip(of, found, strict=True)]
 

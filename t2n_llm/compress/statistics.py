@@ -91,9 +91,9 @@ def read_statistics(path: Path, source: ModelSource, shapes: Mapping[str, tuple[
     if shapes and not found:
         some, wanted = next(iter(imatrix.statistics), "nothing"), next(iter(shapes))
         raise OptionError(
-            f"imatrix {path}: no entry fits {source.name}: it knows {some}, the model has {wanted} "
+            f"imatrix {path}: no entry matches {source.name}: it contains {some}, the model has {wanted} "
             f"{list(shapes[wanted])}.",
-            "Give the file that was made with this model.",
+            "Use the file that was made with this model.",
         )
     return FittingStatistics(found, tuple(_differences(path, imatrix, source)))
 
@@ -124,7 +124,7 @@ def check_name(path: Path) -> None:
     if not path.name.endswith(IMATRIX_SUFFIX):
         raise OptionError(f"--save-imatrix {path}: the name must end in {IMATRIX_SUFFIX}.")
     if not path.absolute().parent.is_dir():
-        raise OptionError(f"--save-imatrix {path}: there is no such folder.", "Make it first.")
+        raise OptionError(f"--save-imatrix {path}: no such folder.", "Make it first.")
 
 
 def recorded_file(path: Path) -> dict[str, str]:
@@ -153,7 +153,7 @@ def _differences(path: Path, imatrix: Imatrix, source: ModelSource) -> list[str]
     """Return what is odd about using these statistics for this model."""
     found = []
     if imatrix.model and imatrix.model != model_key(source):
-        found.append(f"imatrix {path.name} was collected on other weights than those of {source.public_name}.")
+        found.append(f"imatrix {path.name} was collected with other weights than those of {source.public_name}.")
     if imatrix.tokenizer and imatrix.tokenizer != tokenizer_key(source):
         found.append(f"imatrix {path.name} was collected with another tokenizer than that of {source.public_name}.")
     return found

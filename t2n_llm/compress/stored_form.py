@@ -153,10 +153,10 @@ def _refuse_nothing_to_widen(dtype: str, forms: Sequence[StoredForm]) -> None:
     """Refuse weights in memory of a type in which, or in a wider one, the archives have them all."""
     stored = {variable.dtype for form in forms for variable in form.graph.variables}
     if dtype == "f16" and stored.isdisjoint(BLOCK_FORMATS):
-        raise OptionError("--weights-in-memory f16 is given, and nothing is stored in less.", "Add --compress q4_0.")
+        raise OptionError("--weights-in-memory f16: no tensor is stored in fewer bits.", "Add --compress q4_0.")
     if dtype == "f32" and stored.isdisjoint({"f16", *BLOCK_FORMATS}):
         raise OptionError(
-            "--weights-in-memory f32 is given, and the file has them in f32.", "Leave it, or --dtype f32, out."
+            "--weights-in-memory f32: the weights are stored in f32 already.", "Omit it, or omit --dtype f32."
         )
 
 
@@ -228,8 +228,8 @@ def _quantized_again(compression: Compression) -> str | None:
         return None
     some = ", ".join(names[:_EXAMPLES]) + (", ..." if len(names) > _EXAMPLES else "")
     return (
-        f"{len(names)} tensor{'s' * (len(names) > 1)} ({some}) quantised in another format before: Q4_0 adds an error of "
-        "its own. The original checkpoint gives a better archive."
+        f"{len(names)} tensor{'s' * (len(names) > 1)} ({some}) were quantized in another format before; Q4_0 "
+        "adds its own error. The original checkpoint gives a more accurate archive."
     )
 
 

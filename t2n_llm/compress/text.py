@@ -131,7 +131,7 @@ def spread_ids(
     """
     if len(ids) < _SHORTEST_TEXT:
         raise OptionError(
-            f"calibration text {origin}: {len(ids)} tokens are too few.", "Give a text of a few thousand words."
+            f"calibration text {origin}: {len(ids)} tokens are not enough.", "Use a text of a few thousand words."
         )
     length = min(length, len(opening) + len(ids))
     return torch.tensor(evenly_cut(ids, sequences, length, opening), dtype=torch.int64)
@@ -157,7 +157,7 @@ def _position_limit(config: Any) -> int:
     return limit if isinstance(limit, int) and limit > 0 else DEFAULT_LENGTH
 
 
-def read_text(path: Path, what: str = "calibration text", hint: str = "Give a text, builtin or auto.") -> str:
+def read_text(path: Path, what: str = "calibration text", hint: str = "Use a text, builtin or auto.") -> str:
     """Return a text file.
 
     Raises:
@@ -168,4 +168,4 @@ def read_text(path: Path, what: str = "calibration text", hint: str = "Give a te
     except OSError as error:
         raise OptionError(f"{what} {path}: {error.strerror}.", hint) from error
     except UnicodeDecodeError as error:
-        raise OptionError(f"{what} {path}: it is not UTF-8.", "Convert it, or give another text.") from error
+        raise OptionError(f"{what} {path}: not UTF-8.", "Convert it to UTF-8, or use another text.") from error

@@ -98,7 +98,7 @@ class WalkableModel:
                 values[tied] = nn.Parameter(read_tensor(self.stored[name], torch.float32), requires_grad=False)
         for name, local in names.items():
             if id(emptied[local]) not in values:
-                raise MissingTensorError(f"{self.source.name}: the checkpoint holds no tensor {name!r}.")
+                raise MissingTensorError(f"{self.source.name}: the checkpoint has no tensor {name!r}.")
             _set_parameter(module, local, values[id(emptied[local])])
         try:
             yield
@@ -269,8 +269,8 @@ def _layers_name(model: Any) -> str:
     ]
     if not names:
         raise CaptureError(
-            f"{type(model).__name__}: no list of decoder layers to calibrate one by one.",
-            "Use an algorithm that needs no calibration.",
+            f"{type(model).__name__}: no list of decoder layers was found, which calibration needs.",
+            "Use an algorithm that needs no calibration, such as --compress q4_0.",
         )
     return min(names, key=lambda name: name.count("."))
 

@@ -87,7 +87,7 @@ def _as_exported(model: nn.Module, tokens: _Tokens, code: ExportedCode) -> Model
         states = probe_states(model, form)
         filled = {past: _states_after(model, form, states, tokens, past) for _, past in SIZES}
     except Exception as error:  # whatever the model's own code raises: it is tried with its own state then
-        logger.info("%s does not run from explicit states: %s", type(model).__name__, described(error))
+        logger.info("%s does not run with explicit states: %s", type(model).__name__, described(error))
         return None
     keywords = tuple(
         form.keywords(model, filled[past], code.last_read, input_ids=tokens.take(steps)) for steps, past in SIZES
@@ -136,7 +136,7 @@ def _own_cache(model: nn.Module, tokens: _Tokens, length: int) -> tuple[str, Any
     except Exception as error:  # whatever the model's own code raises
         raise CaptureError(
             f"{type(model).__name__} does not run in PyTorch: {described(error)}",
-            "Nothing can be said of a model that does not run; look at the traceback with --debug.",
+            "Fix the model first; --debug shows the traceback.",
         ) from error
     if (cache := cache_of(result)) is not None:
         return cache_keyword(model.forward), cache

@@ -166,7 +166,7 @@ def cover_model(
         found = _decoder_coverage(cut, trust_remote_code)
         how, problems = DECODER, found.problems
     except T2NError as error:
-        reporter.stage("The whole cannot be captured: looking at its modules one by one")
+        reporter.stage("The whole model cannot be captured; capturing its modules one by one")
         how, problems = MODULES, (error.message,)
         found, uncaptured = _modules_coverage(config, trust_remote_code, error)
         problems += found.problems
@@ -239,7 +239,9 @@ def _modules_coverage(
             with logging_at(logging.CRITICAL, *CAPTURE_LOGGERS):
                 search.visit()
     except T2NError as error:
-        raise CaptureError(f"{cause.message} Nor can its modules be looked at: {error.message}", error.hint) from error
+        raise CaptureError(
+            f"{cause.message} Its modules cannot be captured either: {error.message}", error.hint
+        ) from error
     return merged(search.parts), tuple(search.uncaptured.values())
 
 

@@ -81,9 +81,7 @@ class DiagnosisOptions:
             raise OptionError(f"unknown strategy {self.strategy!r}.", f"Use one of {', '.join(STRATEGIES)}.")
         _ = self.limits.memory_bytes  # refuses what is no size, before any work
         if self.resume and self.out is None:
-            raise OptionError(
-                "--resume continues an earlier run, which has to be named.", "Give its folder: --output DIR."
-            )
+            raise OptionError("--resume continues an earlier run and needs its folder.", "Name it with --output DIR.")
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def diagnose_model(
             reporter.stage(note)
         calls = _calls(prepared.model, operators)
         atol, rtol = _limits(options)
-        reporter.stage(f"Trying the pieces of {type(prepared.model).__name__}")
+        reporter.stage(f"Trying the modules of {type(prepared.model).__name__}")
         diagnosis = diagnose(
             prepared.model,
             TractNNEF(check_io=False),
@@ -173,8 +171,8 @@ def _not_compared(diagnosis: Diagnosis) -> list[str]:
     if not names:
         return []
     return [
-        f"{', '.join(names)}: translated, not computed, since without weights such large pieces are not. "
-        "--strategy leaves computes the small ones; --tiny, or --weights, all of them"
+        f"{', '.join(names)}: translated but not run, because large modules are not run without weights. "
+        "--strategy leaves runs the small ones; --tiny or --weights runs all"
     ]
 
 
@@ -191,8 +189,8 @@ def _calls(model: nn.Module, operators: OperatorNames) -> ModelCalls:
         if not any(parameter.is_meta for parameter in model.parameters()):
             raise
         raise CaptureError(
-            f"{error.message} (on shapes alone, without weights)",
-            "Diagnose its tiny twin, which has weights: --tiny.",
+            f"{error.message} (with shapes only, without weights)",
+            "Diagnose its tiny model, which has weights: --tiny.",
         ) from error
 
 
@@ -219,10 +217,12 @@ def _prepared(ref: SourceRef, options: DiagnosisOptions, operators: OperatorName
 
 def _tiny(config: Any, operators: OperatorNames, trust_remote_code: bool) -> tuple[nn.Module, list[str]]:
     twin = tiny_model(config, trust_remote_code=trust_remote_code)
-    notes = [f"diagnosed on a tiny twin: {twin.sentence}"]
+    notes = [f"diagnosed on a tiny model: {twin.sentence}"]
     moved = [(place, pick) for place, pick in enumerate(twin.cut.picks) if place != pick]
     if moved:
-        notes.append("; ".join(f"layer {place} of the twin is layer {pick} of the model" for place, pick in moved))
+        notes.append(
+            "; ".join(f"layer {place} of the tiny model is layer {pick} of the model" for place, pick in moved)
+        )
     try:
         model = _with_attention(
             operators, lambda names: twin.model(operators=names, trust_remote_code=trust_remote_code)
@@ -240,9 +240,7 @@ def _skeleton(config: Any, operators: OperatorNames, trust_remote_code: bool) ->
 
     model = _with_attention(operators, built)
     count = sum(parameter.numel() for parameter in model.parameters())
-    return model, [
-        f"diagnosed without weights: {count / 1e6:.1f} M parameters, of which each piece is given random ones"
-    ]
+    return model, [f"diagnosed without weights: {count / 1e6:.1f} M parameters; each module runs with random ones"]
 
 
 def _with_attention(operators: OperatorNames, make: Callable[[OperatorNames], nn.Module]) -> nn.Module:
@@ -279,8 +277,8 @@ def _require_memory(config: Any, trust_remote_code: bool) -> None:
     free = available_memory()
     if needed > free:
         raise NotEnoughMemoryError(
-            f"a diagnosis with weights needs about {needed / 1e9:.1f} GB of memory; {free / 1e9:.1f} GB are free.",
-            "Diagnose without weights (leave --weights out), or the tiny twin (--tiny).",
+            f"a diagnosis with weights needs about {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free.",
+            "Omit --weights, or use the tiny model (--tiny).",
         )
 
 

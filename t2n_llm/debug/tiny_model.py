@@ -125,8 +125,8 @@ def tiny_model(config: Any, *, trust_remote_code: bool = False) -> TinyModel:
             continue
         return twin
     raise CaptureError(
-        f"{type(config).__name__}: no tiny twin of the model can be made: {reason}",
-        "Diagnose the model itself (without --tiny), or give a smaller config of the family.",
+        f"{type(config).__name__}: no tiny model can be made: {reason}",
+        "Omit --tiny, or use a smaller config of the family.",
     )
 
 

@@ -139,7 +139,7 @@ def _classes(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if not _NAME.fullmatch(name):  # it names folders here and files there
             raise SourceError(
-                f"{folder / INDEX}: {name!r} is no name of a component.", "Names are letters, digits and _."
+                f"{folder / INDEX}: {name!r} is not a valid component name.", "Names consist of letters, digits and _."
             )
         library, kind = map(str, value)
         if name.rstrip("_0123456789") in _BESIDE or kind == "StableDiffusionSafetyChecker":
@@ -153,7 +153,7 @@ def _classes(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
             raise SourceError(f"{folder / name}: no config.json.", "Download the whole pipeline.")
         found[name] = _imported(library, kind)
     if not found:
-        raise SourceError(f"{folder / INDEX}: it names no component.", f"Known: {', '.join(COMPONENTS)}.")
+        raise SourceError(f"{folder / INDEX}: no component is listed.", f"Known: {', '.join(COMPONENTS)}.")
     return found
 
 

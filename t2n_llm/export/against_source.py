@@ -75,7 +75,7 @@ def compare_with_source(
                 else:
                     findings.append(_difference(label, known))
             findings += [
-                Finding(label, EXTRA, "the source gives no such tensor") for label in recorded if label not in left
+                Finding(label, EXTRA, "the source has no such tensor") for label in recorded if label not in left
             ]
     return SourceComparison(source.name, tensors, size, left, all(graphs) if graphs else None, tuple(findings))
 
@@ -132,8 +132,8 @@ def _digests(entries: list[Entry], skipped: Mapping[str, str]) -> Iterator[tuple
 
 def _difference(label: str, known: str | None) -> Finding:
     if known is None:
-        return Finding(label, MISSING, "the source has it, the export does not")
-    return Finding(label, DAMAGED, "its values are not those of the source")
+        return Finding(label, MISSING, "the source has it, but the export does not")
+    return Finding(label, DAMAGED, "its values differ from the source's")
 
 
 __all__ = ["compare_with_source"]

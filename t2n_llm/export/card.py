@@ -64,7 +64,7 @@ _FILES: Mapping[str, str] = {
     "processor_config.json": "preprocessing settings",
     "tokenizer.json": "tokenizer",
     "chat_template.jinja": "chat template",
-    "recipe.yaml": "recipe of the compression",
+    "recipe.yaml": "compression recipe",
     SOURCE_CARD_FILE: "model card of the source",
 }
 
@@ -430,7 +430,7 @@ def _files(manifest: Mapping[str, Any]) -> Iterator[CardFile]:
             role = archives[name]
             what = "archive for tract" if role == MODEL_ROLE else f"archive for tract: {role}"
         elif name.startswith("tests/"):
-            what = "inputs and outputs of PyTorch"
+            what = "inputs, and outputs of PyTorch"
         else:
             what = _FILES.get(name, "tokenizer" if name.startswith(("token", "vocab", "merges", "special")) else "")
         yield CardFile(name, int(entry["bytes"]), what)

@@ -145,7 +145,7 @@ def _rendered(folder: Path, manifest: Mapping[str, Any]) -> str:
         return render_card(read_card(folder, manifest))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, TemplateError) as error:
         raise ArchiveError(
-            f"{folder}: its {MANIFEST_NAME} says too little for a card ({type(error).__name__}: {error}).",
+            f"{folder}: its {MANIFEST_NAME} lacks fields that the card needs ({type(error).__name__}: {error}).",
             "Export the model again.",
         ) from error
 
@@ -168,7 +168,7 @@ def _write(path: Path, text: str) -> None:
         os.replace(beside, path)
     except OSError as error:
         raise ArchiveError(
-            f"{path}: cannot be written: {error.strerror}.", "Copy the folder to where you may write."
+            f"{path}: cannot be written: {error.strerror}.", "Copy the folder to a place where you can write."
         ) from error
     finally:
         beside.unlink(missing_ok=True)

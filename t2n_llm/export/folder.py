@@ -57,8 +57,8 @@ def check_free(target: Path, force: bool) -> None:
         raise OptionError(f"{target}: not a name for an output folder.", "Name a new folder with -o.")
     if len(os.fsencode(target.name)) > _LONGEST_NAME:
         raise OptionError(
-            f"{target.name}: too long for an output folder, whose name may have {_LONGEST_NAME} bytes.",
-            "Name a shorter one with -o.",
+            f"{target.name}: too long; the name of an output folder has at most {_LONGEST_NAME} bytes.",
+            "Use a shorter name with -o.",
         )
     if not target.exists() and not target.is_symlink():
         return
@@ -66,8 +66,8 @@ def check_free(target: Path, force: bool) -> None:
     replaceable = target.is_dir() and (earlier or not any(target.iterdir()))
     if not replaceable:
         raise OutputExistsError(
-            f"{target} exists and is no earlier export (no {MANIFEST_NAME} in it).",
-            "--force replaces earlier exports only; choose another folder with -o.",
+            f"{target} exists and is not an export (it has no {MANIFEST_NAME}).",
+            "--force replaces exports only; choose another folder with -o.",
         )
     if not force:
         raise OutputExistsError(
@@ -117,7 +117,7 @@ def staging_folder(target: Path, *, resume: bool = False) -> Iterator[Path]:
             raise
         raise ArchiveError(
             f"{target}: not exported, {str(error.filename).replace(str(staging), str(target))}: {error.strerror}.",
-            "See whether that disk is well and may be written to, or choose another folder with -o.",
+            "Check that the disk is healthy and writable, or choose another folder with -o.",
         ) from error
     except BaseException as interrupt:
         keep = resume and staging is not None and not isinstance(interrupt, Exception)
@@ -313,12 +313,12 @@ def no_export(folder: Path) -> ArchiveError:
     if is_hub_id or (folder / "config.json").is_file():
         model, target = shlex.quote(str(folder)), shlex.quote(f"{folder.name}-tract")
         what = f"no {MANIFEST_NAME}" if folder.exists() else "no such folder"
-        hint = f"Run t2n-llm export {model} -o {target}, then give {target}."
-        return ArchiveError(f"{folder}: {what}; a model is exported first.", hint)
+        hint = f"Run t2n-llm export {model} -o {target}, then use {target}."
+        return ArchiveError(f"{folder}: {what}; export the model first.", hint)
     if not folder.exists():
         what = "file" if folder.suffix else "folder"
-        return ArchiveError(f"{folder}: no such {what}.", "Give a folder made by `t2n-llm export`.")
-    return ArchiveError(f"{folder}: no {MANIFEST_NAME}.", "Give a folder made by `t2n-llm export`.")
+        return ArchiveError(f"{folder}: no such {what}.", "Use a folder made by `t2n-llm export`.")
+    return ArchiveError(f"{folder}: no {MANIFEST_NAME}.", "Use a folder made by `t2n-llm export`.")
 
 
 def read_manifest(folder: Path) -> ExportManifest:
@@ -332,7 +332,7 @@ def read_manifest(folder: Path) -> ExportManifest:
         parse_transformers_manifest(manifest, path)
         raise ArchiveError(
             f"{folder}: an export of transformers (ExportedModel.save_pretrained), which this command cannot use.",
-            "`t2n-llm verify` and `generate` can. For the others, export the model with `t2n-llm export`.",
+            "Only t2n-llm verify and generate can; for other commands, export the model with t2n-llm export.",
         )
     return _parsed(manifest, path)
 
@@ -348,7 +348,7 @@ def read_any_manifest(folder: Path) -> ExportManifest:
         return _parsed(manifest, path)
     components = parse_transformers_manifest(manifest, path)["components"]
     if not components:
-        raise ArchiveError(f"{path}: names no component.", "Export the model again.")
+        raise ArchiveError(f"{path}: no component is listed.", "Export the model again.")
     chosen = components.get(DECODE_COMPONENT) or next(iter(components.values()))
     parts: dict[str, ArchiveRecord] = {
         name: {"archive": each["file"], "tensors": each["metadata"].get("tensors", {})}

@@ -37,13 +37,13 @@ def telling_leftovers(target: Path) -> Iterator[None]:
         found = leftovers(target)
         if found and getattr(error, "kept", None) is None:
             told = (
-                f"This run left nothing; an earlier one left {found[0]}. --resume continues it (a tgz starts again); "
-                f"`rm -r {shlex.join(map(str, found))}` removes it."
+                f"This run left nothing behind; an earlier one left {found[0]}. --resume continues it (a tgz "
+                f"starts again); `rm -r {shlex.join(map(str, found))}` removes it."
             )
             if isinstance(error, Interrupted):
                 error.left = told
             elif error.hint is not None and NOTHING_LEFT in error.hint:
-                error.hint = f"{error.hint.replace(NOTHING_LEFT, 'This run left nothing')} {told}"
+                error.hint = f"{error.hint.replace(NOTHING_LEFT, 'This run left nothing behind')} {told}"
         raise
 
 

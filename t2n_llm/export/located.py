@@ -44,14 +44,14 @@ def locate_archive(path: Path) -> LocatedArchive:
         ArchiveError: there is nothing, or a folder without an archive.
     """
     if not path.exists():
-        raise ArchiveError(f"{path}: no such archive.", "Give an export's folder, or an archive: folder, .tar, .tgz.")
+        raise ArchiveError(f"{path}: no such archive.", "Use an export folder, or an archive: folder, .tar, .tgz.")
     if path.is_file() or (path / GRAPH_FILE).is_file():
         around = path.resolve().parent
         beside = read_manifest(around) if _names(around, path.name) else None
         return LocatedArchive(path, _stem(path)) if beside is None else _located(path, around.name, beside)
     if not (path / MANIFEST_NAME).is_file():
         raise ArchiveError(
-            f"{path}: neither {MANIFEST_NAME} nor {GRAPH_FILE} in it.", "Give an export's folder, or an NNEF archive."
+            f"{path}: neither {MANIFEST_NAME} nor {GRAPH_FILE} in it.", "Use an export folder, or an NNEF archive."
         )
     manifest = read_manifest(path)
     return _located(archive_in(path, manifest), path.resolve().name, manifest)

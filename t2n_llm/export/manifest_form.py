@@ -17,7 +17,7 @@ from generic_export.errors import ArchiveError
 
 _LONGEST_NAME = 255  # bytes, of a file
 _LARGEST = 1 << 63  # no number that an export writes is larger
-_FILE = "a file of the folder, or of a folder in it"
+_FILE = "a file in the folder or in a subfolder"
 
 FileName = Annotated[str, _FILE]
 
@@ -343,7 +343,7 @@ def parse_manifest(value: Any, path: Path) -> ExportManifest:
     """
     wrong = misfit(value, ExportManifest, "")
     if wrong is not None:
-        raise ArchiveError(f"{path}: {wrong}.", "The file was changed or is damaged: export the model again.")
+        raise ArchiveError(f"{path}: {wrong}.", "The file was changed or damaged: export the model again.")
     manifest: ExportManifest = value
     return manifest
 
@@ -366,7 +366,7 @@ def parse_transformers_manifest(value: Any, path: Path) -> TransformersManifest:
         )
     wrong = misfit(value, TransformersManifest, "")
     if wrong is not None:
-        raise ArchiveError(f"{path}: {wrong}.", "The file was changed or is damaged: export the model again.")
+        raise ArchiveError(f"{path}: {wrong}.", "The file was changed or damaged: export the model again.")
     manifest: TransformersManifest = value
     return manifest
 
@@ -383,9 +383,7 @@ def require_said(folder: Path, manifest: Mapping[str, Any], places: Iterable[str
     """
     missing = [place for place in places if not _has(manifest, place.split("."))]
     if missing:
-        raise ArchiveError(
-            f"{folder}: its export.json says nothing about {', '.join(missing)}.", "Export the model again."
-        )
+        raise ArchiveError(f"{folder}: its export.json lacks {', '.join(missing)}.", "Export the model again.")
 
 
 def _has(record: Any, keys: list[str]) -> bool:
@@ -423,7 +421,7 @@ def misfit(value: Any, form: Any, place: str) -> str | None:
             return f"{place} is {_kind(value)}, not a table"
         bad = next((key for key in value if arguments[0] == FileName and not _is_name(key)), None)
         if bad is not None:
-            return f"{place} names {_short(bad)}, which no file of the folder can be"
+            return f"{place} names {_short(bad)}, which is not a file name in the folder"
         return _first(misfit(item, arguments[1], f"{place}.{_short_key(key)}") for key, item in value.items())
     return _plain_misfit(value, form, place)
 
@@ -444,7 +442,7 @@ def _record_misfit(value: Any, form: Any, place: str) -> str | None:
     required: frozenset[str] = getattr(form, "__required_keys__", frozenset())
     missing = [key for key in hints if key in required and key not in value]
     if missing:
-        return f"{place or 'it'} says nothing about {', '.join(missing)}"
+        return f"{place or 'it'} lacks {', '.join(missing)}"
     prefix = f"{place}." if place else ""
     return _first(misfit(item, hints[key], f"{prefix}{key}") for key, item in value.items() if key in hints)
 

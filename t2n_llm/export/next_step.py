@@ -57,7 +57,7 @@ def suggested_diagnosis(ref: SourceRef, dtype: str, *, possible: bool = True) ->
     except T2NError as error:
         command = diagnose_command(error, ref, dtype) if possible else None
         if command is not None:
-            error.hint = f"{error.hint or ''} To find the module to blame: {command}".strip()
+            error.hint = f"{error.hint or ''} To find the module that fails: {command}".strip()
         raise
 
 

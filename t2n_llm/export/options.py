@@ -55,17 +55,17 @@ class ExportOptions:
             object.__setattr__(self, "graph", replace(self.graph, dtype=dtype))
         self._refuse_memory_without_use()
         if self.task not in (AUTO, *KEEPING_CACHES) and self.graph.engine_keeps_cache:
-            raise OptionError(f"--stateful and --kv-cache have no meaning for --task {self.task}.", "Leave them out.")
+            raise OptionError(f"--stateful and --kv-cache do not apply to --task {self.task}.", "Omit them.")
         if self.task not in (AUTO, TEXT_GENERATION) and self.graph.window_cache:
             raise OptionError(
-                f"--window-cache belongs to the task {TEXT_GENERATION!r}, not to {self.task!r}.", "Leave it out."
+                f"--window-cache applies to the task {TEXT_GENERATION!r}, not to {self.task!r}.", "Omit it."
             )
 
     def _refuse_memory_without_use(self) -> None:
         if self.compression.weights_in_memory == "f32" and self.graph.computes_in == "f16":
             raise OptionError(
-                "--weights-in-memory f32 is given, and activations are f16: products would be slower.",
-                "Leave out --activations f16.",
+                "--weights-in-memory f32 with f16 activations would make matmuls slower.",
+                "Omit --activations f16.",
             )
 
     @staticmethod

@@ -289,7 +289,7 @@ class ExportFolder:
             failed = keep_beside(staging, self.target, "failed")
             raise validation.failure(
                 self.source.name,
-                f"What was exported is kept in {failed}, with its report{self._other_numerics()}.",
+                f"The export is kept in {failed}, with its report{self._other_numerics()}.",
             )
         put_in_place(staging, self.target, self.options.force)
         placed = {role: self.target / path.name for role, path in paths.items()}
@@ -316,19 +316,19 @@ class ExportFolder:
         if unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             self.reporter.warn(
-                f"the checkpoint holds tensors that the model does not use: {', '.join(unused[:3])}{more}."
+                f"the checkpoint has tensors that the model does not use: {', '.join(unused[:3])}{more}."
             )
 
     def report_casts(self) -> None:
         """Tell which tensors had values beyond f16, on either side, and which were not finite."""
         for name, found in self.casts.nonfinite.items():
-            self.reporter.warn(f"{name}: {found}; exported as they are.")
+            self.reporter.warn(f"{name}: {found}; exported unchanged.")
         if self.casts.flushed:
             self._report_flushed()
         for name, overflow in self.casts.overflows.items():
             self.reporter.warn(
-                f"{name}: {overflow.count} values up to {overflow.max_abs:.3g} do not fit f16 and were set to its "
-                f"largest, 65504. Keep that tensor in f32: --keep-f32 {name}"
+                f"{name}: {overflow.count} values up to {overflow.max_abs:.3g} do not fit f16 and became 65504, "
+                f"its largest value. Keep the tensor in f32: --keep-f32 {name}"
             )
 
     def _report_flushed(self) -> None:
@@ -337,11 +337,11 @@ class ExportFolder:
         total, worst = sum(each.count for each in flushed.values()), max(flushed, key=lambda name: _lost(flushed[name]))
         told = (
             f"{total} value{'s' * (total > 1)} of {len(flushed)} tensor{'s' * (len(flushed) > 1)} "
-            f"{'are' if total > 1 else 'is'} too small for f16 and became zero, most of {worst} "
-            f"({_lost(flushed[worst]):.2g} of it)"
+            f"{'are' if total > 1 else 'is'} too small for f16 and became zero, most in {worst} ({_lost(flushed[worst]):.2g} "
+            "of it)"
         )
         if _lost(flushed[worst]) > _TRACE:
-            self.reporter.warn(f"{told}. Keep such a tensor in f32: --keep-f32 {worst}")
+            self.reporter.warn(f"{told}. To keep such a tensor in f32: --keep-f32 {worst}")
         else:
             self.reporter.stage(told)
 

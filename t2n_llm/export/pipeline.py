@@ -174,21 +174,21 @@ def _task_of(ref: SourceRef, reporter: Reporter) -> str:
     folder = Path(ref.name).expanduser()
     name = task_of_config(found.config, folder if folder.is_dir() else None)
     if name != TEXT_GENERATION:
-        reporter.stage(f"Exporting for {name}, the task of its architecture")
+        reporter.stage(f"Exporting for the task {name}, read from the architecture")
     return name
 
 
 def _form_of(task: str, ref: SourceRef, reporter: Reporter) -> str:
     form = form_of(task, open_config(ref).config)
     if form != task:
-        reporter.stage(f"Exporting for {form}, the form of {task} that this model has")
+        reporter.stage(f"Exporting for {form}, which is the form of {task} that this model has")
     return form
 
 
 def _take(target: Path, force: bool, reporter: Reporter, dry: bool) -> None:
     """Refuse a place that is not free, once what a process that died was about to replace is back there."""
     if not dry and recover(target):
-        reporter.warn(f"{target}: an export that was killed had moved it aside; it is back in its place.")
+        reporter.warn(f"{target}: restored; a killed export had moved it aside.")
     check_free(target, force)
 
 
@@ -200,7 +200,9 @@ def _asked(
     further = {name: value for name, value in choices.items() if name not in reached}
     ref = source if isinstance(source, SourceRef) else replace(made(SourceRef, reached), name=str(source))
     if options is not None and further:
-        raise OptionError(f"options are given, and {', '.join(further)} beside them.", "Put them into the options.")
+        raise OptionError(
+            f"both options and the keywords {', '.join(further)} were given.", "Put the keywords into the options."
+        )
     return ref, options or ExportOptions.of(**further)
 
 
@@ -233,7 +235,7 @@ class _Export:
         except CacheRangeError as error:
             if not self.folder.options.graph.may_widen_cache:
                 raise
-            self.folder.reporter.warn(f"{error.message.rstrip('.')}: caches are f32, and the export begins once more.")
+            self.folder.reporter.warn(f"{error.message.rstrip('.')}: exporting again with f32 caches.")
         return replace(self, folder=self.folder.with_wide_caches())._run()
 
     def _run(self) -> ExportResult:
@@ -494,8 +496,8 @@ def _blaming_zeros(parts: Sequence[_Part]) -> Iterator[None]:
         if any(bool(piece.any()) for source in matrices for piece in value_pieces(source)):
             raise
         raise WeightError(
-            "every matrix of the model is zero, which the engine does not load.",
-            "Give a checkpoint whose weights were saved, or pass --no-check.",
+            "every matrix of the model is zero, and the engine does not load such an archive.",
+            "Use a checkpoint with saved weights, or pass --no-check.",
         ) from error
 
 

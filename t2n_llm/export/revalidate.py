@@ -95,7 +95,7 @@ def validate_folder(
         return report
     front = frontend_of(source, replace(exported, frontend=True), _input_of_frontend(folder, manifest))
     if front is None:
-        reporter.warn(f"{frontend.name} is not checked: {source.name} has no preprocessor config that it is made of.")
+        reporter.warn(f"{frontend.name} is not checked: {source.name} has no preprocessor config.")
         return report
     reporter.stage(f"Checking in tract: {front.kind}")
     return with_frontend(report, frontend, front, exported.computes_in, options.checking)
@@ -107,7 +107,7 @@ def _input_of_frontend(folder: Path, manifest: Mapping[str, Any]) -> str:
         return str(manifest[FRONTEND]["outputs"][0])
     except (KeyError, TypeError, IndexError) as error:
         raise ArchiveError(
-            f"{folder}: its export.json does not say what the front end makes.", "Export the model again."
+            f"{folder}: its export.json does not describe the output of the front end.", "Export the model again."
         ) from error
 
 
@@ -119,7 +119,7 @@ def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
         archives = {role: folder / str(part["archive"]) for role, part in manifest["archives"].items()}
         return archives or {MODEL_ROLE: archive_in(folder, manifest)}
     except (AttributeError, KeyError, TypeError) as error:
-        raise ArchiveError(f"{folder}: its export.json names no {error}.", "Export the model again.") from error
+        raise ArchiveError(f"{folder}: its export.json has no entry {error}.", "Export the model again.") from error
 
 
 def _overrides(manifest: Mapping[str, Any], archives: Mapping[str, Path]) -> ArchiveWeights | None:
@@ -146,7 +146,7 @@ def graph_options_of(manifest: Mapping[str, Any]) -> GraphOptions:
             **known | {"keep_f32": tuple(known.get("keep_f32", ())), "device": tuple(known.get("device", ("cpu",)))}
         )
     except (TypeError, ValueError) as error:
-        raise ArchiveError(f"export.json: its options have no meaning: {error}.", "Export the model again.") from error
+        raise ArchiveError(f"export.json: its options are invalid: {error}.", "Export the model again.") from error
 
 
 def require_whole(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -158,7 +158,7 @@ def require_whole(folder: Path, manifest: Mapping[str, Any]) -> None:
     needed = {"source": ("name", "revision", "model_type"), "graph": ("dtype",), "model": ("vocab_size",)}
     needed |= {"adapter": ("name", "revision", "sha256")} if manifest.get("adapter") is not None else {}
     if recorded_task(manifest) not in TASKS:
-        raise ArchiveError(f"{folder}: its export.json names no task that there is.", "Export the model again.")
+        raise ArchiveError(f"{folder}: its export.json names no supported task.", "Export the model again.")
     require_said(folder, manifest, [f"{part}.{key}" for part, keys in needed.items() for key in keys])
 
 
@@ -166,19 +166,19 @@ def open_recorded_adapter(recorded: Mapping[str, Any] | None, given: str | None,
     """Open the adapter that an export was made with; it must be the very same."""
     if recorded is None:
         if given is not None:
-            raise OptionError(f"--adapter {given}: this export was made without an adapter.", "Leave --adapter out.")
+            raise OptionError(f"--adapter {given}: this export was made without an adapter.", "Omit --adapter.")
         return None
     if given is None and recorded["revision"] is None:
         raise SourceError(
-            f"this export was made with a local adapter ({recorded['name']}), whose place is not recorded.",
-            "Name it: t2n-llm validate FOLDER --adapter PATH.",
+            f"this export was made with a local adapter ({recorded['name']}), whose path is not recorded.",
+            "Pass it: t2n-llm validate FOLDER --adapter PATH.",
         )
     revision = recorded["revision"] if given is None else None
     adapter = open_adapter(SourceRef(given or str(recorded["name"]), revision, token))
     if adapter.digest != recorded["sha256"]:
         raise OptionError(
             f"{adapter.name} is not the adapter of this export ({recorded['name']}): its checksum differs.",
-            "Give the adapter that was merged with --adapter.",
+            "Pass the adapter that was merged with --adapter.",
         )
     return adapter
 
@@ -197,12 +197,12 @@ def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef) -> 
     recorded = manifest["source"]
     if not ref.name:
         if recorded["revision"] is None:
-            origin, advice = f"a local folder ({recorded['name']})", "Name it with --reference PATH."
+            origin, advice = f"a local folder ({recorded['name']})", "Pass it with --reference PATH."
             adapter = manifest.get("adapter")
             if adapter is not None and adapter["revision"] is None:
                 origin += f" with a local adapter ({adapter['name']})"
-                advice = "Name both with --reference PATH --adapter PATH."
-            raise SourceError(f"this export was made from {origin}, whose place is not recorded.", advice)
+                advice = "Pass both with --reference PATH --adapter PATH."
+            raise SourceError(f"this export was made from {origin}, whose path is not recorded.", advice)
         revision = ref.revision or recorded["revision"]
         ref = replace(ref, name=str(recorded["name"]), revision=revision)
     source = open_source(ref, require_tokenizer=False)
@@ -213,7 +213,7 @@ def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef) -> 
     ):
         if exported != given:
             raise OptionError(
-                f"{folder} was exported from {what} {exported}, {source.name} has {given}.",
-                "Give the model that was exported with --reference.",
+                f"{folder} was exported from {what} {exported}, but {source.name} has {given}.",
+                "Pass the model that was exported with --reference.",
             )
     return source

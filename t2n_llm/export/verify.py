@@ -136,7 +136,7 @@ def verify_export(path: Path, progress: Callable[[WriteProgress], None] | None =
     findings += _file_findings(folder, manifest, [check.archive.name for check in checks], beside=whole)
     looked_at = [folder] if whole else [check.archive for check in checks]
     findings += [
-        Finding(link.relative_to(folder).as_posix(), LINKED, f"it leads to {os.readlink(link)}")
+        Finding(link.relative_to(folder).as_posix(), LINKED, f"it links to {os.readlink(link)}")
         for root in looked_at
         for link in _links(root, whole)
     ]
@@ -162,8 +162,8 @@ def export_folder(path: Path) -> Path:
     if beside and path.name in _archives(path.parent, read_any_manifest(path.parent)):
         return path.parent
     raise ArchiveError(
-        f"{path}: no {MANIFEST_NAME} that says what should be in it.",
-        "Give a folder made by `t2n-llm export`, or the archive in it.",
+        f"{path}: no {MANIFEST_NAME} with checksums was found.",
+        "Use a folder made by `t2n-llm export`, or an archive in it.",
     )
 
 
@@ -174,7 +174,7 @@ def _recorded(folder: Path, manifest: Mapping[str, Any]) -> dict[str, tuple[int,
             return {str(label): (int(entry["bytes"]), str(entry["sha256"])) for label, entry in tensors.items()}
     except (KeyError, TypeError, ValueError):
         pass
-    raise ArchiveError(f"{folder / MANIFEST_NAME}: records no digests of tensors.", "Export the model again.")
+    raise ArchiveError(f"{folder / MANIFEST_NAME}: records no checksums of tensors.", "Export the model again.")
 
 
 class _Check:
@@ -207,7 +207,7 @@ class _Check:
                 for entry in _entries(self.archive, stack):
                     self._look_at(entry)
         except READ_ERRORS as error:
-            self._find(self.archive.name, DAMAGED, f"cannot be read on: {error}")
+            self._find(self.archive.name, DAMAGED, f"reading stopped: {error}")
         for label in self._recorded:
             if label not in self._seen:
                 self._find(label, MISSING)
@@ -231,9 +231,9 @@ class _Check:
                 raise
             return
         if entry.size != expected[0]:
-            self._find(label, DAMAGED, f"{entry.size} bytes, {expected[0]} were written")
+            self._find(label, DAMAGED, f"{entry.size} bytes, expected {expected[0]}")
         elif digest.hexdigest() != expected[1]:
-            self._find(label, DAMAGED, f"SHA-256 {digest.hexdigest()[:16]}..., {expected[1][:16]}... was written")
+            self._find(label, DAMAGED, f"SHA-256 {digest.hexdigest()[:16]}..., expected {expected[1][:16]}...")
         else:
             self.good += 1
             self.good_bytes += entry.size
@@ -269,7 +269,7 @@ def _entries(archive: Path, stack: ExitStack) -> Iterator[_Entry]:
     left: Any = tar.fileobj  # tarfile reads ahead
     for rest in _pieces(left):  # to the end, where gzip has its checksum
         if rest.count(0) != len(rest):
-            raise tarfile.ReadError("something follows the end of the tar")
+            raise tarfile.ReadError("data after the end of the tar")
 
 
 def _pieces(file: IO[bytes] | None) -> Iterator[bytes]:
@@ -288,17 +288,17 @@ def _file_findings(
         if name in archives:
             size = path.stat().st_size if path.is_file() else None
             if size is not None and size != entry.get("bytes"):
-                findings.append(Finding(name, DAMAGED, f"{size} bytes, {entry.get('bytes')} were written"))
+                findings.append(Finding(name, DAMAGED, f"{size} bytes, expected {entry.get('bytes')}"))
         elif beside and not path.is_file():
             findings.append(Finding(name, MISSING))
         elif beside and not _same_file(path, entry):
-            findings.append(Finding(name, DAMAGED, "its SHA-256 is another one"))
+            findings.append(Finding(name, DAMAGED, "its SHA-256 differs"))
     return findings
 
 
 def _named_code(manifest: ExportManifest) -> list[Finding]:
     names = [name for name in manifest.get("files", {}) if name.endswith(_CODE)]
-    return [Finding(name, EXTRA, "no export holds Python code, though export.json names it") for name in names]
+    return [Finding(name, EXTRA, "Python code, which no export contains, is listed in export.json") for name in names]
 
 
 def _links(root: Path, whole: bool) -> list[Path]:

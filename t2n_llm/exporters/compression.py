@@ -44,8 +44,8 @@ def quantized_linears(model: nn.Module, compress: str | None) -> Iterator[None]:
     ]
     if not layers:
         raise OptionError(
-            f"compress={compress!r}: {type(model).__name__} has no linear layer whose inputs are whole groups of 32.",
-            "Export it without compress.",
+            f"compress={compress!r}: {type(model).__name__} has no linear layer with a multiple of 32 inputs.",
+            "Omit compress.",
         )
     with ExitStack() as stack:
         made: dict[int, nn.Parameter] = {}  # tied layers share their blocks

@@ -49,11 +49,11 @@ class TractConfig(ExportConfigMixin):
         from generic_export.compare.comparison import tolerance_of
 
         if self.dtype not in (None, "f16", "f32"):
-            raise OptionError(f"TractConfig.dtype is {self.dtype!r}.", 'Give "f16", "f32" or None.')
+            raise OptionError(f"TractConfig.dtype is {self.dtype!r}.", 'Use "f16", "f32" or None.')
         if self.compress not in (None, *COMPRESSIONS):
-            raise OptionError(f"TractConfig.compress is {self.compress!r}.", 'Give "q4_0" or None.')
+            raise OptionError(f"TractConfig.compress is {self.compress!r}.", 'Use "q4_0" or None.')
         if self.quantizer is not None:
-            raise OptionError("TractConfig takes no quantizer.", "Use t2n-llm export --compress.")
+            raise OptionError("TractConfig does not support quantizers.", "Use t2n-llm export --compress.")
         if self.tolerance is not None:
             tolerance_of(self.tolerance)
 

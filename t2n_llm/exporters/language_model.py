@@ -38,9 +38,7 @@ def run_language_model(archive: OpenedArchive, kwargs: Mapping[str, Any]) -> Cau
         EngineError: tract does not run it.
     """
     if _IDS not in kwargs:
-        raise OptionError(
-            "the program takes input_ids, which are not given.", "Embeddings are computed in the program."
-        )
+        raise OptionError("the program needs input_ids.", "The program computes the embeddings itself.")
     ids, cache = kwargs[_IDS], next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
     past = 0 if cache is None else int(cache.get_seq_length())
     _check_mask(kwargs.get("attention_mask"))
@@ -78,16 +76,16 @@ def _state(cache: Any, past: int, name: str, shape: tuple[str, ...], batch: int)
 def _check_mask(mask: Any) -> None:
     if mask is not None and (mask.dim() != 2 or not bool(mask.bool().all())):
         raise OptionError(
-            "attention_mask hides tokens, which this program always sees.",
-            "Give texts without padding, one at a time, or export with TractExporter and a mask in the example.",
+            "attention_mask hides tokens, which this program does not support.",
+            "Run texts without padding, one at a time, or export with TractExporter and a mask in the example.",
         )
 
 
 def _check_positions(positions: Any, past: int, new: int) -> None:
     if positions is not None and not bool((positions == torch.arange(past, past + new)).all()):
         raise OptionError(
-            f"position_ids are not {past} to {past + new - 1}, which follow from the cache.",
-            "Leave them out, or export with TractExporter and position_ids in the example.",
+            f"position_ids must be {past} to {past + new - 1}, which follow from the cache.",
+            "Omit them, or export with TractExporter and position_ids in the example.",
         )
 
 

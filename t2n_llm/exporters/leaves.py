@@ -47,7 +47,8 @@ def input_axes(inputs: Mapping[str, Any], config: TractConfig) -> dict[str, dict
     unknown = [name for name in config.dynamic_shapes if name not in inputs]
     if unknown:
         raise OptionError(
-            f"dynamic_shapes names {unknown[0]!r}, which the example does not have.", f"It has {', '.join(inputs)}."
+            f"dynamic_shapes names {unknown[0]!r}, which is not an argument of the example.",
+            f"Arguments: {', '.join(inputs)}.",
         )
     for name, shapes in config.dynamic_shapes.items():
         _collect(name, inputs[name], shapes, found)
@@ -82,8 +83,8 @@ def _collect(name: str, value: Any, shapes: Any, found: dict[str, dict[int, Axis
     given = list(shapes.values()) if isinstance(shapes, Mapping) else list(shapes)
     if children is None or len(children) != len(given):
         raise OptionError(
-            f"dynamic_shapes of {name!r} do not have the form of the argument ({type(value).__name__}).",
-            "Give a dict of axes for a tensor, and a list or dict of those for a container.",
+            f"dynamic_shapes of {name!r} does not have the structure of the argument ({type(value).__name__}).",
+            "Pass a dict of axes for a tensor, and a list or dict of those for a container.",
         )
     for (key, child), shape in zip(children, given, strict=True):
         _collect(f"{name}.{key}", child, shape, found)

@@ -67,7 +67,7 @@ class TractModelRunner(ModelRunner):
         check_metadata(metadata)
         kind = torch.device(device or CPU).type
         if kind not in _DEVICES:
-            raise OptionError(f"tract does not run on {kind!r}.", f"Give one of {', '.join(_DEVICES)}.")
+            raise OptionError(f"tract does not support the device {kind!r}.", f"Use one of {', '.join(_DEVICES)}.")
         archive = open_archive(program.archive, device=_DEVICES[kind])
         return cls(metadata, archive, _DEVICES[kind], engine_cache)
 
@@ -98,15 +98,13 @@ class TractModelRunner(ModelRunner):
         names = self.archive.input_names
         caches = [name for name in names if is_cache(identifier(name))]
         if not caches or list(names[-len(caches) :]) != caches or len(self.archive.output_names) <= len(caches):
-            raise OptionError("the program has no cache as its last inputs and outputs.", "Leave engine_cache out.")
+            raise OptionError("the last inputs and outputs of the program are not a cache.", "Omit engine_cache.")
         arrays = self.archive.arrays({**dict.fromkeys(caches, torch.empty(0)), **tensors})
         if all(name in tensors for name in caches):
             self._session = self.archive.model.spawn_state()
             self._session.feed_back(arrays[-len(caches) :])
         if self._session is None:
-            raise OptionError(
-                "the first call gives no cache, which the engine is to keep.", "Give the cache of the prefill."
-            )
+            raise OptionError("the first call has no cache, but the engine keeps it.", "Pass the cache of the prefill.")
         outputs = [torch.from_numpy(np.array(each)) for each in self._session.run(arrays[: -len(caches)])]
         result = self.unflatten([*outputs, *(torch.empty(0) for _ in caches)])
         for name in _CACHE_FIELDS:
@@ -120,7 +118,7 @@ class TractModelRunner(ModelRunner):
             if given is not None and given != value:
                 raise OptionError(
                     f"{name} is {given!r}; the program was exported for {value!r}.",
-                    "Export another one for that value.",
+                    "Export it again for that value.",
                 )
 
 

@@ -29,12 +29,12 @@ def check_metadata(metadata: ExportMetadata) -> None:
         ArchiveError: it is not of the form that an export writes, or names a class that no model returns.
     """
     if not isinstance(metadata.kwargs, dict) or len(metadata.kwargs) > _MOST_KWARGS:
-        raise ArchiveError("the manifest's kwargs are no table of arguments.", _HINT)
+        raise ArchiveError("the manifest's kwargs is not a table of arguments.", _HINT)
     if not isinstance(metadata.in_constants, dict):
-        raise ArchiveError("the manifest's in_constants are no table.", _HINT)
+        raise ArchiveError("the manifest's in_constants is not a table.", _HINT)
     constants = metadata.out_constants
     if not isinstance(constants, list) or not all(_is_constant(each) for each in constants):
-        raise ArchiveError("the manifest's out_constants are no list of leaves.", _HINT)
+        raise ArchiveError("the manifest's out_constants is not a list.", _HINT)
     for spec in (metadata.in_spec, metadata.out_spec):
         _check_spec(spec)
 
@@ -45,7 +45,7 @@ def _is_constant(value: Any) -> bool:
 
 def _check_spec(spec: Any) -> None:
     if not isinstance(spec, str) or len(spec) > _LONGEST_SPEC:
-        raise ArchiveError(f"the manifest holds no treespec of at most {_LONGEST_SPEC} characters.", _HINT)
+        raise ArchiveError(f"the manifest has no treespec of at most {_LONGEST_SPEC} characters.", _HINT)
     try:
         for path in _named_classes(json.loads(spec), 0):
             _check_class(path)
@@ -62,7 +62,7 @@ def _named_classes(value: Any, depth: int) -> Iterator[str]:
             yield from _named_classes(each, depth + 1)
     elif isinstance(value, dict):
         if "__enum__" in value:
-            raise ArchiveError("the manifest's treespec holds an enumeration.", _HINT)
+            raise ArchiveError("the manifest's treespec contains an enumeration.", _HINT)
         if isinstance(value.get("p"), str) and "_t" in value:
             yield value["p"]
         if isinstance(value.get("type"), str):
@@ -89,7 +89,7 @@ def _check_class(path: str) -> None:
     module, _, name = path.replace(":", ".").rpartition(".")
     if f"{module}.{name}" in _PLAIN or "" in (module, name):
         return
-    refusal = ArchiveError(f"the manifest's treespec names {path!r}, which is no result of a model.", _HINT)
+    refusal = ArchiveError(f"the manifest's treespec names {path!r}, which is not a model output class.", _HINT)
     if module.split(".")[0] != "transformers":
         raise refusal
     try:

@@ -57,21 +57,21 @@ class GraphOptions:
         "dtype of activations: f16, f32 or auto (f32).",
         Panel.GRAPH,
         choices=ACTIVATIONS,
-        noun="element type of activations",
+        noun="dtype of activations",
     )
     f32_residual: str = option(
         "auto",
         "f32 residual streams. auto: only where rescaling fails; always: never rescale.",
         Panel.GRAPH,
         choices=ISLANDS,
-        noun="choice of streams in f32",
+        noun="f32 residual streams",
     )
     cache_dtype: str = option(
         "auto",
         "KV-cache dtype. auto: --dtype, or f32 near the f16 limit.",
         Panel.GRAPH,
         choices=CACHE_DTYPES,
-        noun="element type of caches",
+        noun="dtype of the KV cache",
     )
     device: tuple[str, ...] = option(("cpu",), "Target device: cpu, cuda or metal; repeatable.", metavar="DEVICE")
     attention: str = option(
@@ -140,34 +140,35 @@ class GraphOptions:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise OptionError(
-                f"element type {self.dtype!r} is not supported: tract runs {' and '.join(DTYPES)} models.",
+                f"dtype {self.dtype!r} is not supported: tract runs {' and '.join(DTYPES)} models.",
                 f"Use --dtype {' or --dtype '.join(DTYPES)}.",
             )
         refuse_invalid(self)
         object.__setattr__(self, "device", devices_of(self.device))
         if self.dtype == "f32" and self.activations == "f16":
             raise OptionError(
-                "f16 activations have no use for f32 weights.", "Leave --activations out, or use --dtype f16."
+                "--activations f16 does not apply to f32 weights.", "Omit --activations, or use --dtype f16."
             )
         if self.f32_residual == "always" and self.computes_in == "f32":
             raise OptionError(
-                "streams are in f32 already, with f32 activations.",
-                "Leave --f32-residual out, or use --activations f16.",
+                "--f32-residual does not apply to f32 activations.",
+                "Omit --f32-residual, or use --activations f16.",
             )
         if self.cache_dtype not in ("auto", self.dtype) and (not self.mixed or self.kv_cache is not None):
             raise OptionError(
-                f"a cache in {self.cache_dtype} needs f16 weights under f32 activations, and no quantised cache.",
-                "Leave --cache-dtype out, or --activations f16 and --kv-cache.",
+                f"--cache-dtype {self.cache_dtype} requires f16 weights, f32 activations and a cache that is "
+                "not quantized.",
+                "Omit --cache-dtype, or omit --activations f16 and --kv-cache.",
             )
         if self.window_cache and self.engine_keeps_cache:
             raise OptionError(
-                "the engine cannot cut a cache that it keeps itself: its only state that lasts from turn to turn grows.",
-                "Leave --window-cache out, or --stateful and --kv-cache.",
+                "--window-cache does not apply to a cache that the engine keeps: such caches only grow.",
+                "Omit --window-cache, or omit --stateful and --kv-cache.",
             )
         if self.batch and self.engine_keeps_cache:
             raise OptionError(
-                "an engine that keeps the cache itself needs to know the batch, which is a symbol with --batch.",
-                "Leave --batch out, or --stateful and --kv-cache.",
+                "--batch makes the batch size a symbol, but an engine that keeps the cache needs a fixed batch size.",
+                "Omit --batch, or omit --stateful and --kv-cache.",
             )
 
     @property

@@ -118,8 +118,8 @@ def chunks_of(manifest: Mapping[str, Any]) -> Chunks:
     )
     if not whole or not chunks or chunks[0][0] != 0 or chunks != sorted(chunks):
         raise ArchiveError(
-            "graph.prefill of export.json is no table of past positions, from 0 on, and chunks of 1 or more.",
-            "Export again, or give --prefill-chunk.",
+            "graph.prefill of export.json must list past positions, from 0 on, with chunks of 1 or more.",
+            "Export the model again, or pass --prefill-chunk.",
         )
     return chunks
 

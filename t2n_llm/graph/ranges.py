@@ -157,8 +157,8 @@ class RangeRequest:
         unknown = [op for op in captured.ops if any(each.name not in largest for each in float_results(op))]
         if unknown:
             self.reporter.warn(
-                f"activations of {len(unknown)} operators were not measured, from {unknown[0].target} at "
-                f"{unknown[0].module_path or 'the root'} on: whether f16 holds them is not known."
+                f"activations of {len(unknown)} operators were not measured, the first is {unknown[0].target} "
+                f"in {unknown[0].module_path or 'the root'}: they may overflow f16."
             )
 
     def _tell(self, groups: Sequence[ScaleGroup]) -> None:
@@ -167,8 +167,8 @@ class RangeRequest:
         unfit = next((each for each in groups if each.overflows and not each.exponent and not each.in_f32), None)
         if unfit is not None:
             raise NumericRangeError(
-                f"{_size(unfit)}, f16 ends at {F16_LIMIT:.0f}, and they cannot be kept smaller: {unfit.obstacle}.",
-                "Use --activations f32, the default: f16 weights, and no such limit between them.",
+                f"{_size(unfit)}; f16 holds at most {F16_LIMIT:.0f}, and they cannot be rescaled: {unfit.obstacle}.",
+                "Use --activations f32 (the default), which keeps f16 weights.",
             )
         if islands:
             count = sum(len(group.tensors) for group in islands)
@@ -177,12 +177,12 @@ class RangeRequest:
         if scaled:
             top, count = max(scaled, key=_largest), sum(len(group.tensors) for group in scaled)
             self.reporter.warn(
-                f"{_size(top)}: {count} tensors are kept times a power of two, 2^{top.exponent} for those."
+                f"{_size(top)}: {count} tensors are rescaled by a power of two, 2^{top.exponent} for those."
             )
         near = [group for group in groups if not group.exponent and not group.in_f32]
         if near:
             room = F16_LIMIT / max(map(_largest, near))
-            self.reporter.warn(f"{_size(max(near, key=_largest))}: f16 holds no more than {room:.1f} times that.")
+            self.reporter.warn(f"{_size(max(near, key=_largest))}: f16 overflows at {room:.1f} times that.")
 
 
 def _largest(group: ScaleGroup) -> float:

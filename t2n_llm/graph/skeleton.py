@@ -197,8 +197,8 @@ def probe_states(model: nn.Module, form: StateForm) -> tuple[StateTensor, ...]:
     first, second = (_probe(model, form, batch, steps) for batch, steps in ((1, 2), (2, 3)))
     if not first.states:
         raise CaptureError(
-            f"{type(model).__name__} leaves transformers' cache empty.",
-            "Its states have no translation yet.",
+            f"{type(model).__name__} does not use transformers' cache.",
+            "Its states are not supported yet.",
         )
     return describe_states(first, second, type(model).__name__)
 
@@ -213,15 +213,15 @@ def _probe(model: nn.Module, form: StateForm, batch: int, steps: int) -> Probe:
     except Exception as error:  # whatever the model's own code raises
         if has_nowhere_to_count(error):
             raise CaptureError(
-                f"{type(model).__name__}: all layers of its config are linear attention, and transformers, which takes positions "
-                "from an attention layer's cache, cannot decode with it.",
-                "Give a config with an attention layer among its layer_types, as the family's checkpoints have.",
+                f"{type(model).__name__}: all layers of its config use linear attention, and transformers reads "
+                "positions from the cache of an attention layer.",
+                "Use a config with an attention layer in layer_types, as the family's checkpoints have.",
             ) from error
         raise CaptureError(
             f"{type(model).__name__} cannot run as a cached decoder{_on_shapes(model)}: {described(error)}",
-            "Models of this family have no translation yet; run with --debug to see where it stops.",
+            "This family is not supported yet; --debug shows where it fails.",
         ) from error
 
 
 def _on_shapes(model: nn.Module) -> str:
-    return " on shapes alone" if any(parameter.is_meta for parameter in model.parameters()) else ""
+    return " with shapes only" if any(parameter.is_meta for parameter in model.parameters()) else ""

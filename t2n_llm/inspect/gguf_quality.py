@@ -67,9 +67,12 @@ def gguf_named(text: str) -> Path | None:
     """
     name, _, file = text.partition(":")
     if name != RIVAL:
-        raise OptionError(f"--against {text}: no such rival.", f"Use {RIVAL}, or {RIVAL}:FILE.gguf.")
+        raise OptionError(f"--against {text}: unknown engine.", f"Use {RIVAL}, or {RIVAL}:FILE.gguf.")
     if file and not Path(file).is_file():
-        raise OptionError(f"--against {text}: {file}: no such file.", f"Name a GGUF file, or none: --against {RIVAL}.")
+        raise OptionError(
+            f"--against {text}: the file {file} does not exist.",
+            f"Name an existing GGUF file, or use --against {RIVAL}.",
+        )
     return Path(file) if file else None
 
 
@@ -95,10 +98,11 @@ def gguf_quality(
     """
     if file is None and not schemes:
         raise OptionError(
-            "the export holds no blocks that ggml could round.", f"Give a file: --against {RIVAL}:FILE.gguf."
+            "the export has no block-quantized tensors to compare with ggml.",
+            f"Name a file: --against {RIVAL}:FILE.gguf.",
         )
     network = meta_model(source.config, trust_remote_code=source.trust_remote_code)
-    require_memory(network, None, "--against needs a second model", "Leave it out, or use a larger machine.")
+    require_memory(network, None, "--against needs a second model", "Omit it, or use a larger machine.")
     with reference_model(source.weights, trust_remote_code=source.trust_remote_code) as model, torch.no_grad():
         size = _rounded(model, schemes) if file is None else _taken(model, file, source.config)
         values = sum(parameter.numel() for parameter in model.parameters())
@@ -150,11 +154,11 @@ def _taken(model: nn.Module, file: Path, config: Any) -> int:
         for parameter, known_as in names.items():
             found = next((name for name in known_as if name in checkpoint.tensors), None)
             if found is None:
-                raise WeightError(f"there is no {known_as[0]} in it")
+                raise WeightError(f"it has no tensor {known_as[0]}")
             pieces = [piece.to(torch.float32) for piece in value_pieces(checkpoint.tensors[found])]
             parameter.copy_(torch.cat(pieces).reshape(parameter.shape))
     except WeightError as error:
-        raise OptionError(f"{file.name}: {error.message}", "Give a GGUF file of the same model.") from error
+        raise OptionError(f"{file.name}: {error.message}", "Use a GGUF file of the same model.") from error
     return checkpoint.total_bytes
 
 

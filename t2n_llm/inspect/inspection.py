@@ -259,16 +259,16 @@ def _problems(contents: ArchiveContents, outline: GraphOutline) -> Iterator[str]
     for label, variable in read.items():
         tensor = stored.get(label)
         if tensor is None:
-            yield f"{label}.dat is missing: the graph reads it."
+            yield f"{label}.dat is missing, but the graph reads it."
         elif tuple(map(str, tensor.shape)) != variable.shape:
             declared = f"[{', '.join(variable.shape)}]"
-            yield f"{label}: stored with shape {list(tensor.shape)}, the graph declares {declared}."
+            yield f"{label}: stored with shape {list(tensor.shape)}, but the graph declares {declared}."
     # Also what fragments and loop bodies read.
     used = read.keys() | {label.removeprefix("/") for label in _LABEL.findall(contents.graph_text)}
     for label in sorted(stored.keys() - used):
-        yield f"{label}.dat is not read by the graph, and takes memory all the same."
+        yield f"{label}.dat is not read by the graph, but is loaded into memory."
     if not outline.name:
-        yield "graph.nnef holds no graph."
+        yield "graph.nnef contains no graph."
 
 
 def _tensor_record(tensor: StoredTensor) -> dict[str, Any]:

@@ -66,10 +66,12 @@ def windows_of(ids: Sequence[int], count: int, length: int, opening: Sequence[in
         OptionError: the text is shorter than one window, or a window has no token to predict.
     """
     if length < 2 or count < 1:
-        raise OptionError(f"{count} windows of {length} tokens leave nothing to score.", "Take windows of 2 or more.")
+        raise OptionError(
+            f"{count} windows of {length} tokens leave no token to score.", "Use windows of 2 tokens or more."
+        )
     windows = evenly_cut(ids, count, length, opening)
     if not windows:
-        raise OptionError(f"the text has {len(ids)} tokens, a window takes {length}.", "Give a longer text.")
+        raise OptionError(f"the text has {len(ids)} tokens, but a window needs {length}.", "Use a longer text.")
     return windows
 
 
@@ -113,7 +115,7 @@ class _Tally:
     def _add_rows(self, targets: torch.Tensor, reference: torch.Tensor, model: torch.Tensor) -> None:
         if not bool(model.isfinite().all()):
             raise EngineRunError(
-                "the archive gave logits that are not finite.", "Run t2n-llm validate on it; f16 may overflow."
+                "the archive returned logits that are NaN or infinite.", "Run t2n-llm validate on it; f16 may overflow."
             )
         expected, actual = reference.log_softmax(-1), model.log_softmax(-1)
         self._divergence.append((expected.exp() * (expected - actual)).sum(-1, dtype=torch.float64))
@@ -152,10 +154,11 @@ class ArchiveReading:
     def describe(self, window: int) -> str:
         """Say how, and what it costs."""
         if not self.turn:
-            return f"one run of the engine for each window of {window} tokens"
+            return f"one engine run per window of {window} tokens"
         return (
-            f"{self.runs(window)} runs for each window of {window} tokens, as the archive keeps the logits of "
-            f"{self.turn} position{'s' if self.turn > 1 else ''} a run (--num-logits-to-keep 0 would make it one)"
+            f"{self.runs(window)} engine runs per window of {window} tokens, because the archive returns the "
+            f"logits of {self.turn} position{'s' if self.turn > 1 else ''} per run (one with "
+            "--num-logits-to-keep 0)"
         )
 
     def predict(self, runner: Runner, window: Turn) -> torch.Tensor:

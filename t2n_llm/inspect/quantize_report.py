@@ -175,7 +175,7 @@ def quantize_report(
     ref = SourceRef.of(reference or "")
     if ref.name and (Path(ref.name) / MANIFEST_NAME).is_file():
         if files:
-            raise OptionError("--against needs the original model.", "Name it, and no export, with --reference.")
+            raise OptionError("--against needs the reference model, not another export.", "Name it with --reference.")
         opened = _other_export(exported, Path(ref.name), engine)
     else:
         opened = _original(exported, ref, placement or Placement())
@@ -184,7 +184,7 @@ def quantize_report(
         reporter.stage("Comparing tensors")
         tensors = tuple(_tensor_qualities(exported, original.tensors))
         reading = exported.reading.describe(window)
-        reporter.stage(f"Reading {len(windows)} windows in tract, {reading}")
+        reporter.stage(f"Running {len(windows)} windows in tract, {reading}")
         timed = _Timed(asked.predict)
         quality = compare_windows(windows, original.predict, timed.predict)
         rivals = tuple(_beside(exported, original, files, windows, reporter))
@@ -212,7 +212,7 @@ def _beside(
     if original.source is None:
         return
     for file in files:
-        reporter.stage(f"Reading the same windows with the values of {file.name if file is not None else 'ggml'}")
+        reporter.stage(f"Running the same windows with the weights of {file.name if file is not None else 'ggml'}")
         yield gguf_quality(file, original.source, exported.blocks(), windows, original.predict)
 
 
@@ -333,12 +333,12 @@ def _other_export(exported: _Exported, folder: Path, engine: EngineOptions | Non
         if mine != theirs:
             raise OptionError(
                 f"{exported.folder} is {what} {mine}, {folder} {what} {theirs}.",
-                "Give an export of the same model with --reference.",
+                "Pass an export of the same model with --reference.",
             )
     if exported.manifest["model"]["vocab_size"] != other.manifest["model"]["vocab_size"]:
         raise OptionError(
             f"{exported.folder} and {folder} have different vocabularies.",
-            "Give an export of the same model with --reference.",
+            "Pass an export of the same model with --reference.",
         )
     with other.asked(engine) as asked:
         tensors = ((name, values) for _, name, values in other.stored())

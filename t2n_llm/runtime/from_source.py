@@ -163,16 +163,16 @@ class SourceModel:
         others = [name for name in self.sources if name not in (_IDS, self.senses.name)]
         if others:
             raise OptionError(
-                f"{self.folder}: its encoder reads {others[0]!r} too, which generate does not make.",
-                "Ask the archives in a program of your own; export.json says what each takes.",
+                f"{self.folder}: its encoder also needs {others[0]!r}, which generate does not provide.",
+                "Run the archives from your own program; export.json lists their inputs.",
             )
         wanted = [made[self.task], *(["a text"] if self.task != TEXT_TO_TEXT and _IDS in self.sources else [])]
         if {kind for kind, value in given.items() if value is not None} != set(wanted):
-            raise OptionError(
-                f"{self.folder} was exported for {self.task}.", f"Give {' and '.join(wanted)}, and nothing else."
-            )
+            raise OptionError(f"{self.folder} was exported for {self.task}.", f"It takes {' and '.join(wanted)} only.")
         if self.task != SPEECH_RECOGNITION and wishes.about_speech:
-            raise OptionError(f"{self.folder} reads no speech.", "Leave --language, --translate and --timestamps out.")
+            raise OptionError(
+                f"{self.folder} does not transcribe speech.", "Omit --language, --translate and --timestamps."
+            )
 
 
 class _Running:
@@ -205,7 +205,7 @@ class _Running:
         if text is not None:
             given[_IDS] = np.array([self._model.tokenizer(text)["input_ids"]], np.int64)
             if not given[_IDS].size:
-                raise OptionError("the text has no token.", "Give some text.")
+                raise OptionError("the text has no tokens.", "Use a text with at least one token.")
         if image is not None:
             given[self._model.senses.name] = self._senses.seen(image)
         decode = partial(self._model.tokenizer.decode, skip_special_tokens=True)
@@ -338,7 +338,7 @@ def text_of_frames(folder: Path, recording: Path, *, device: str = "cpu") -> str
     manifest, tokenizer = read_manifest(folder), load_tokenizer(folder)
     require_said(folder, manifest, ["graph.inputs"])
     if not manifest["graph"]["inputs"]:
-        raise ArchiveError(f"{folder}: its export.json names no input.", "Export the model again.")
+        raise ArchiveError(f"{folder}: its export.json lists no input.", "Export the model again.")
     senses, engine = SensedInput.of(folder, manifest, manifest["graph"]["inputs"][0]), TractWheel(device=device)
     waveform = read_waveform(recording, senses.sampling_rate)
     with senses.opened() as sensing, engine.load(archive_in(folder, manifest)) as model:

@@ -190,14 +190,15 @@ class ExportedModel:
             OptionError: there are no tokens, or no free position is left.
         """
         if not tokens:
-            raise OptionError("the prompt has no token.", "Give some text.")
+            raise OptionError("the prompt has no tokens.", "Use a text with at least one token.")
         wanted = self._most_new(tokens) if max_new_tokens is None else max_new_tokens
         if self.max_positions is None:
             return Limit(wanted)
         room = self.max_positions - tokens
         if room <= 0:
             raise OptionError(
-                f"the prompt has {tokens} tokens, the model {self.max_positions} positions.", "Give a shorter prompt."
+                f"the prompt has {tokens} tokens, but the model has {self.max_positions} positions.",
+                "Use a shorter prompt.",
             )
         return Limit(wanted) if wanted <= room else Limit(room, AnswerEnding.CONTEXT)
 

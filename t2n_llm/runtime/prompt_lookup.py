@@ -159,7 +159,8 @@ def require_logits(model: ExportedModel, guessed_tokens: int) -> None:
     needed = guessed_tokens + 1
     if 0 < kept < needed:
         raise OptionError(
-            f"{model.folder} gives the logits of {kept} position{'s' if kept > 1 else ''}, --prompt-lookup needs {needed}.",
+            f"{model.folder} returns the logits of {kept} position{'s' if kept > 1 else ''}, but "
+            f"--prompt-lookup needs {needed}.",
             "Export it with --num-logits-to-keep 0" + (", or use fewer --prompt-lookup-tokens." if kept > 1 else "."),
         )
 

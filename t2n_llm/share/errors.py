@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from generic_export.errors import T2NError, described, first_line
 
-_AGAIN = "Run the same command again: what was sent already is not sent again."
+_AGAIN = "Run the same command again; uploaded files are not sent again."
 
 
 class SharingError(T2NError):
@@ -23,37 +23,41 @@ def push_error(repository: str, error: Exception) -> SharingError:
     if isinstance(error, HFValidationError):
         return bad_name(repository)
     if isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
-        return SharingError(f"{repository}: HF_HUB_OFFLINE forbids to reach the hub.", "Unset HF_HUB_OFFLINE.")
+        return SharingError(
+            f"{repository}: HF_HUB_OFFLINE is set, so the hub cannot be reached.", "Unset HF_HUB_OFFLINE."
+        )
     if status == 401:
         return SharingError(
-            f"{repository}: {constants.ENDPOINT} does not accept the token.",
-            "Make one that may write, at huggingface.co/settings/tokens; then `hf auth login`, HF_TOKEN or --token.",
+            f"{repository}: {constants.ENDPOINT} rejected the token.",
+            "Create one with write access at huggingface.co/settings/tokens; then use `hf auth login`, "
+            "HF_TOKEN or --token.",
         )
     if status == 403:
         return SharingError(
-            f"{repository}: the token may not write there: {first_line(error)}",
-            "Give a token with write access, or a repository of your own.",
+            f"{repository}: the token has no write access: {first_line(error)}",
+            "Use a token with write access, or a repository that you own.",
         )
     if status == 404:
-        return SharingError(f"{repository}: no such owner or repository on the hub.", "Check the spelling.")
+        return SharingError(f"{repository}: the owner or repository does not exist on the hub.", "Check the spelling.")
     if status in (413, 507):
         return SharingError(
-            f"{repository}: the hub has no room for it: {first_line(error)}", "See your storage limits there."
+            f"{repository}: the storage quota of the hub is exceeded: {first_line(error)}",
+            "Check your storage limits on the hub.",
         )
     if status is not None:
-        return SharingError(f"{repository}: {constants.ENDPOINT} answered {status}: {first_line(error)}", _AGAIN)
+        return SharingError(f"{repository}: {constants.ENDPOINT} returned {status}: {first_line(error)}", _AGAIN)
     if isinstance(error, ValueError) and "README.md" in str(error):
         problem = " ".join(str(error).split())
         return SharingError(
-            f"{repository}: the hub does not accept the model card: {problem}",
-            "Correct the table on top of README.md, or write it again: t2n-llm card DIR --force.",
+            f"{repository}: the hub rejected the model card: {problem}",
+            "Correct the metadata at the top of README.md, or rewrite it: t2n-llm card DIR --force.",
         )
     return SharingError(f"{repository}: the connection to {constants.ENDPOINT} failed: {described(error)}", _AGAIN)
 
 
 def bad_name(repository: str) -> SharingError:
     """Return the error for what can be no repository."""
-    return SharingError(f"{repository!r} is no name of a repository on the hub.", "Give owner/name.")
+    return SharingError(f"{repository!r} is not a repository name.", "Use owner/name.")
 
 
 __all__ = ["SharingError", "bad_name", "push_error"]

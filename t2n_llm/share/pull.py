@@ -67,8 +67,9 @@ def pull_export(
         first = report.findings[0]
         shutil.rmtree(partial, ignore_errors=True)
         raise ArchiveError(
-            f"{ref.name}: not what was exported: {first.name} is {first.problem}, {len(report.findings)} in all.",
-            "Ask its owner to push it again; nothing was kept.",
+            f"{ref.name}: differs from what was exported: {first.name} is {first.problem}, "
+            f"{len(report.findings)} in all.",
+            "Ask its owner to push it again. Nothing was kept.",
         )
     shutil.rmtree(partial / _CACHE, ignore_errors=True)
     put_in_place(partial, target, force)
@@ -88,8 +89,8 @@ def _fetch(ref: SourceRef, partial: Path) -> None:
         fetch(MANIFEST_NAME)
         if not (partial / MANIFEST_NAME).is_file():
             raise SharingError(
-                f"{ref.name}: no {MANIFEST_NAME} in it: it is no export of t2n-llm.",
-                "Export it: t2n-llm export takes a model's name.",
+                f"{ref.name}: not an export of t2n-llm; it has no {MANIFEST_NAME}.",
+                "To export a model, use t2n-llm export.",
             )
         fetch(*export_patterns(read_manifest(partial)))
     except T2NError:
@@ -104,7 +105,7 @@ def _fetch(ref: SourceRef, partial: Path) -> None:
 def _described(ref: SourceRef, error: Exception) -> T2NError:
     said = download_error(ref.name, ref.revision, error)
     if isinstance(said, SourceError) and said.hint is not None:
-        said.hint = said.hint.replace(", or give a local folder", "")
+        said.hint = said.hint.replace(", or use a local folder", "")
     return said
 
 

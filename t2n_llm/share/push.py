@@ -70,7 +70,7 @@ class PushRequest:
             raise bad_name(self.repository)
         if self.token is None and get_token() is None:
             raise SharingError(
-                f"{self.repository}: there is no token to write to the hub with.",
+                f"{self.repository}: no hub token with write access was found.",
                 "Run `hf auth login`, set HF_TOKEN, or pass --token.",
             )
 
@@ -99,7 +99,7 @@ def push_export(
     others = other_files(folder, manifest)
     if others:
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        reporter.warn(f"left out, since they are not of the export: {', '.join(others[:_NAMED])}{more}.")
+        reporter.warn(f"not uploaded, because they are not part of the export: {', '.join(others[:_NAMED])}{more}.")
     try:
         return _sent(folder, manifest, request, reporter)
     except T2NError:
@@ -116,11 +116,13 @@ def refuse_unchecked(folder: Path, manifest: Mapping[str, Any], unchecked: bool)
     """
     validation = manifest.get("validation")
     if _FAILED.search(folder.resolve().name) or (validation is not None and not validation.get("passed")):
-        raise ValidationError(f"{folder}: its check failed: tract disagrees with PyTorch.", "Export the model again.")
+        raise ValidationError(
+            f"{folder}: its validation failed: tract differs from PyTorch.", "Export the model again."
+        )
     if validation is None and not unchecked:
         raise ValidationError(
-            f"{folder}: it was never compared with PyTorch.",
-            "Run t2n-llm validate DIR --reference SOURCE --record, or pass --unchecked; its card says so.",
+            f"{folder}: it was not validated against PyTorch.",
+            "Run t2n-llm validate DIR --reference SOURCE --record, or pass --unchecked; the card mentions it.",
         )
 
 
@@ -129,9 +131,9 @@ def _refuse_changed(folder: Path, reporter: Reporter) -> None:
     if not report.passed:
         first = report.findings[0]
         raise ArchiveError(
-            f"{folder}: not as it was written: {first.name} is {first.problem}"
-            f"{f' ({first.detail})' if first.detail else ''}, {len(report.findings)} in all.",
-            "Run t2n-llm verify DIR to see everything, then export the model again.",
+            f"{folder}: changed since the export: {first.name} is {first.problem}{f' ({first.detail})' if first.detail else ''}, "
+            f"{len(report.findings)} in all.",
+            "t2n-llm verify DIR lists all changes; export the model again.",
         )
 
 
@@ -143,9 +145,9 @@ def _sent(folder: Path, manifest: Mapping[str, Any], request: PushRequest, repor
     hub.create_repo(repository, private=not request.public, exist_ok=True)
     private = bool(hub.model_info(repository).private)
     if not private and not request.public:
-        raise OptionError(f"{repository} exists and is public.", "Pass --public, or name another repository.")
+        raise OptionError(f"{repository} exists and is public.", "Pass --public, or use another repository.")
     if private and request.public:
-        reporter.warn(f"{repository} is there already and private; it stays so.")
+        reporter.warn(f"{repository} exists and is private; it stays private.")
     with warnings.catch_warnings(record=True) as said:  # of the hub's, on metadata
         warnings.simplefilter("always", UserWarning)
         commit = hub.upload_folder(

@@ -52,14 +52,14 @@ _WRAPPER_PARTS = re.compile(r"\.(?:modules_to_save(?:\.(?!weight$|bias$)[^.]+)?|
 # Options whose effect is not a sum of weights, or is not written down in the adapter -> what to tell.
 _UNMERGEABLE = {
     "layer_replication": "it repeats layers of the base model",
-    "use_qalora": "QALoRA pools its inputs",
-    "alora_invocation_tokens": "an activated LoRA acts on some tokens only",
-    "arrow_config": "Arrow chooses between adapters for each token",
+    "use_qalora": "QALoRA pools the inputs",
+    "alora_invocation_tokens": "an activated LoRA applies to some tokens only",
+    "arrow_config": "Arrow selects an adapter for each token",
     "target_parameters": "it targets bare parameters",
-    "trainable_token_indices": "it trains single rows of the embedding",
+    "trainable_token_indices": "it trains single embedding rows",
     "megatron_config": "it was made for Megatron layers",
     "use_bdlora": "its matrices are block-diagonal",
-    "kasa_config": "KaSA changes the base weights as well",
+    "kasa_config": "KaSA also changes the base weights",
     "monteclora_config": "MonteCLoRA samples its weights",
 }
 # Initialisations that change the base weights too, unless the adapter was converted when it was saved.
@@ -187,7 +187,7 @@ def open_adapter(source: str | SourceRef) -> Adapter:
     config = _read_config(name, folder)
     weights = next((folder / file for file in WEIGHT_NAMES if (folder / file).is_file()), None)
     if weights is None:
-        raise SourceError(f"{name}: no {' and no '.join(WEIGHT_NAMES)} in {folder}.", "Give the folder of an adapter.")
+        raise SourceError(f"{name}: no {' and no '.join(WEIGHT_NAMES)} in {folder}.", "Use the folder of an adapter.")
     checkpoint = open_checkpoint(weights)
     modules, replaced = _sort_tensors(name, config, checkpoint.tensors)
     return Adapter(name, folder, commit, sha256(weights), config, modules, replaced, checkpoint.held)
@@ -199,7 +199,7 @@ def open_adapter(source: str | SourceRef) -> Adapter:
 def _read_config(name: str, folder: Path) -> LoraConfig:
     path = folder / CONFIG_NAME
     if not path.is_file():
-        raise SourceError(f"{name}: no {CONFIG_NAME} in {folder}.", "Give the folder of an adapter saved by peft.")
+        raise SourceError(f"{name}: no {CONFIG_NAME} in {folder}.", "Use the folder of an adapter saved by peft.")
     try:
         raw = json.loads(path.read_bytes())
         _refuse_unmergeable(name, raw)
@@ -228,7 +228,7 @@ def _refuse_unmergeable(name: str, raw: Mapping[str, Any]) -> None:
     start = raw.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_MUTATING_STARTS):
         raise AdapterError(
-            f"{name}: it was initialised with {start}, which changes the base weights as well.", MERGE_ELSEWHERE
+            f"{name}: it was initialized with {start}, which also changes the base weights.", MERGE_ELSEWHERE
         )
 
 
@@ -242,7 +242,7 @@ def _sort_tensors(
         plain = key.removeprefix(_PREFIX)
         match = _LORA_KEY.fullmatch(plain)
         if match is None and ("lora_" in plain or "token_adapter" in plain):
-            raise AdapterError(f"{name}: tensor {key} has no known meaning.", MERGE_ELSEWHERE)
+            raise AdapterError(f"{name}: the tensor {key} is not supported.", MERGE_ELSEWHERE)
         if match is None:
             if ".original_module." not in plain:
                 replaced[_WRAPPER_PARTS.sub("", plain)] = source

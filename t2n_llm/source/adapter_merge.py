@@ -175,7 +175,7 @@ def lora_updates(lora: LoraModule, model: nn.Module, adapter: str) -> dict[str, 
         raise AdapterError(
             f"{adapter}: module {lora.path} has lora_A {list(a_shape)} and lora_B {list(b_shape)}; the model's weight "
             f"of {list(expected)} expects [{rank}, {inner}] and [{outer}, {rank}].",
-            "The adapter was trained on another model: give its base model.",
+            "The adapter was trained on another model: use its base model.",
         )
     outputs = expected[1] if transposed else expected[0]
     for what, source, size in (
@@ -190,7 +190,7 @@ def lora_updates(lora: LoraModule, model: nn.Module, adapter: str) -> dict[str, 
     updates: dict[str, Update] = {weight: LowRankUpdate(lora, transposed)}
     if lora.bias is not None:
         if getattr(module, "bias", None) is None:
-            raise AdapterError(f"{adapter}: module {lora.path} has a lora_B bias, the model has no bias there.")
+            raise AdapterError(f"{adapter}: module {lora.path} has a lora_B bias, but the model has no bias there.")
         updates[f"{lora.path}.bias"] = BiasShift(lora.bias, lora.scaling)
     return updates
 
@@ -201,7 +201,7 @@ def _module(path: str, model: nn.Module, adapter: str) -> nn.Module:
     except AttributeError:
         raise AdapterError(
             f"{adapter}: it adapts module {path}, which {type(model).__name__} does not have.",
-            "Give the model it was trained on; an adapter of single experts must be merged with peft first.",
+            "Use the model it was trained on; an adapter of single experts must be merged with peft first.",
         ) from None
 
 
@@ -214,7 +214,7 @@ def _outputs_are_columns(module: nn.Module, lora: LoraModule, adapter: str) -> b
     if isinstance(module, nn.Linear | Conv1D) and not lora.embedding:
         return isinstance(module, Conv1D)
     raise AdapterError(
-        f"{adapter}: module {lora.path} is a {type(module).__name__}, which no LoRA of this kind is merged into.",
+        f"{adapter}: module {lora.path} is a {type(module).__name__}, which does not support this kind of LoRA.",
         MERGE_ELSEWHERE,
     )
 
@@ -228,14 +228,14 @@ def replacement(name: str, source: TensorSource, model: nn.Module, adapter: str)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     if name not in parameters:
         raise AdapterError(
-            f"{adapter}: it holds parameter {name}, which {type(model).__name__} does not have.",
-            "Give the model it was trained on.",
+            f"{adapter}: it has the parameter {name}, which {type(model).__name__} does not have.",
+            "Use the model it was trained on.",
         )
     expected = tuple(parameters[name].shape)
     if tuple(source.shape) != expected:
         raise AdapterError(
-            f"{adapter}: parameter {name} has shape {list(source.shape)}, the model's has {list(expected)}.",
-            "The adapter was trained on another model, or with a larger vocabulary: give that base model.",
+            f"{adapter}: parameter {name} has shape {list(source.shape)}, but the model's has {list(expected)}.",
+            "The adapter was trained on another model, or with a larger vocabulary: use that base model.",
         )
     return Replacement(source)
 

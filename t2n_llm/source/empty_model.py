@@ -59,7 +59,7 @@ class Weightless(Protocol):
         """Element type of weights and activations."""
 
 
-CAUSAL_LM = ModelKind("AutoModelForCausalLM", "causal language model", "Give a text generation model")
+CAUSAL_LM = ModelKind("AutoModelForCausalLM", "causal language model", "Use a text generation model")
 MULTIMODAL_MODEL = ModelKind(
     "AutoModelForMultimodalLM", "vision-language or speech model", "Choose another --task, such as text-generation"
 )
@@ -122,7 +122,7 @@ def _from_config(kind: ModelKind, config: Any, *, include_buffers: bool, **optio
             ) from error
         raise UnknownArchitectureError(
             f"transformers has no {kind.description} for {type(config).__name__} ({config.model_type!r}).",
-            f"{kind.advice}, or install a transformers release that knows it.",
+            f"{kind.advice}, or install a transformers release that supports it.",
         ) from error
     model.tie_weights()
     return model

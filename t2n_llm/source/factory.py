@@ -33,7 +33,9 @@ def subgraphs_of(spec: str) -> list[Subgraph]:
     """
     home, _, name = spec.rpartition(":")
     if not home or not name:
-        raise OptionError(f"{spec!r} names no factory.", "Write it as package.module:factory or file.py:factory.")
+        raise OptionError(
+            f"{spec!r} does not name a factory.", "Write it as package.module:factory or file.py:factory."
+        )
     with _current_folder_importable():
         try:
             factory = getattr(_imported(home), name)
@@ -64,7 +66,7 @@ def _imported(home: str) -> ModuleType:
     name = f"t2n_factory_{Path(home).stem}"
     spec = importlib.util.spec_from_file_location(name, home)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{home} is no Python file")
+        raise ImportError(f"{home} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickles look their module up
     spec.loader.exec_module(module)
@@ -80,14 +82,14 @@ def _subgraphs(made: Any, spec: str) -> list[Subgraph]:
         return [_named("model", made, spec)]
     if isinstance(made, (list, tuple)) and made and all(isinstance(one, Subgraph) for one in made):
         return list(made)
-    raise OptionError(f"the factory {spec!r} returned a {type(made).__name__} of no known form.", _FORMS)
+    raise OptionError(f"the factory {spec!r} returned a {type(made).__name__}, which is not supported.", _FORMS)
 
 
 def _named(name: str, made: Any, spec: str) -> Subgraph:
     if isinstance(made, Subgraph):
         return made
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise OptionError(f"the factory {spec!r}: {name!r} is a {type(made).__name__} of no known form.", _FORMS)
+        raise OptionError(f"the factory {spec!r}: {name!r} is a {type(made).__name__}, which is not supported.", _FORMS)
     module, inputs = made
     if isinstance(inputs, Mapping):
         return Subgraph(name, module, kwargs=inputs)

@@ -55,9 +55,9 @@ def gguf_in(folder: Path) -> Path | None:
     models = () if (folder / "config.json").is_file() else models_in(folder)
     if len(models) > 1:
         raise SourceError(
-            f"{folder}: {len(models)} GGUF models: {', '.join(path.name for path in models[:3])}"
+            f"{folder}: it has {len(models)} GGUF models: {', '.join(path.name for path in models[:3])}"
             f"{', ...' if len(models) > 3 else ''}.",
-            "Give the path of one.",
+            "Use the path of one of them.",
         )
     return models[0] if models else None
 
@@ -148,7 +148,8 @@ def load_gguf_model(path: Path) -> Any | None:
             )
     except Exception as error:
         raise SourceError(
-            f"{path}: transformers cannot load it: {type(error).__name__}: {error}", "Pass --no-check to do without."
+            f"{path}: transformers cannot load it: {type(error).__name__}: {error}",
+            "Pass --no-check to export without a check.",
         ) from error
     return model.eval()
 
@@ -160,11 +161,11 @@ def _notes(file: GgufFile) -> Iterator[str]:
             kinds[tensor.kind] = kinds.get(tensor.kind, 0) + 1
     for kind, count in sorted(kinds.items()):
         yield (
-            f"gguf: {count} tensor{'s' * (count > 1)} of type {kind} {'are' if count > 1 else 'is'} dequantised: tract "
-            "runs Q4_0 only."
+            f"gguf: {count} tensor{'s' * (count > 1)} of type {kind} {'are' if count > 1 else 'is'} "
+            "dequantized: tract runs Q4_0 only."
         )
     if _LONG_ROPE in file.tensors:
         yield (
-            "gguf: the file scales rotary positions (rope_freqs), which transformers does not read from GGUF: texts "
-            "longer than the original context will differ; export the original checkpoint for those."
+            "gguf: the file scales rotary positions (rope_freqs), which transformers does not read from GGUF; "
+            "texts longer than the original context will differ. For those, export the original checkpoint."
         )

@@ -74,7 +74,7 @@ def _mixtral(file: GgufFile, llama: Any) -> Any:
 def _config_error(file: GgufFile, error: Exception) -> SourceError:
     if "not supported" in str(error):
         return UnknownArchitectureError(
-            f"{file.paths[0]}: transformers reads no GGUF files of architecture {file.architecture!r}.",
-            "Give the original checkpoint.",
+            f"{file.paths[0]}: transformers does not support GGUF files of architecture {file.architecture!r}.",
+            "Use the original checkpoint.",
         )
-    return SourceError(f"{file.paths[0]}: its metadata make no config: {error}", "Give the original checkpoint.")
+    return SourceError(f"{file.paths[0]}: its metadata do not form a config: {error}", "Use the original checkpoint.")

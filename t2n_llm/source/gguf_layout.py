@@ -71,7 +71,7 @@ def _parameter_names(file: GgufFile, config: Any) -> tuple[Mapping[str, str], An
     except NotImplementedError as error:
         raise UnknownArchitectureError(
             f"{file.paths[0]}: the installed gguf package has no tensor names for {config.model_type!r}.",
-            "Install a newer one: pip install --upgrade gguf.",
+            "Update it: pip install --upgrade gguf.",
         ) from error
 
 
@@ -111,8 +111,7 @@ def _expert_sources(
     both = down.removesuffix("down_proj") + "gate_up_proj"
     if down not in shapes or both not in shapes:
         raise WeightError(
-            f"{file.paths[0]}: {block} has experts, and it is not known how transformers lays those of "
-            f"{file.architecture!r} out.",
+            f"{file.paths[0]}: {block} has experts, whose layout for {file.architecture!r} is not supported.",
             "Export the original checkpoint.",
         )
     above = ("gate_up",) if "gate_up" in projections else ("gate", "up")
@@ -134,8 +133,8 @@ def _stacked(name: str, shape: tuple[int, ...], pieces: Sequence[GgufTensor]) ->
     rows = sum(piece.shape[0] for piece in pieces)
     if rows != math.prod(shape[:-1]) or {piece.shape[1] for piece in pieces} != {shape[-1]}:
         raise WeightError(
-            f"tensor {pieces[0].name}: {len(pieces)} matrices of {list(pieces[0].shape)} do not make {name} of shape "
-            f"{list(shape)}.",
+            f"tensor {pieces[0].name}: {len(pieces)} matrices of {list(pieces[0].shape)} do not form {name} of "
+            f"shape {list(shape)}.",
             "Export the original checkpoint.",
         )
     return joined(name, shape, pieces)
@@ -188,7 +187,7 @@ def _processed(tensor: GgufTensor, name: str, shape: tuple[int, ...], processor:
         made = _process(processor, tensor.name, tensor.values())
         if made is None or math.prod(made.shape) != math.prod(shape):
             raise WeightError(
-                f"tensor {tensor.name}: of shape {list(tensor.shape)} it does not make {name} of shape {list(shape)}.",
+                f"tensor {tensor.name}: its shape {list(tensor.shape)} does not fit {name} of shape {list(shape)}.",
                 "Export the original checkpoint.",
             )
         yield torch.from_numpy(np.ascontiguousarray(made, dtype=np.float32)).reshape(shape)

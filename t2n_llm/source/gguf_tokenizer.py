@@ -75,7 +75,7 @@ def _build(file: GgufFile, folder: Path) -> None:
         except Exception as error:  # tokenizers itself raises plain Exception
             raise MissingTokenizerError(
                 f"{path}: transformers cannot build its tokenizer: {first_line(error)}",
-                "`t2n-llm export --no-tokenizer` goes without.",
+                "Pass --no-tokenizer to export without it.",
             ) from error
 
 

@@ -141,7 +141,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
     """
     from transformers import AutoTokenizer
 
-    hint = "Put the model's tokenizer files there; `t2n-llm export --no-tokenizer` goes without."
+    hint = "Add the model's tokenizer files, or pass --no-tokenizer to export without them."
     if not _has_tokenizer(folder):
         raise MissingTokenizerError(f"{folder}: no tokenizer files ({', '.join(_TOKENIZER_MODELS)}).", hint)
     try:
@@ -192,7 +192,7 @@ def open_source(
     folder, commit = _fetched(ref)
     if not (folder / "config.json").is_file():
         raise SourceError(
-            f"{name}: no config.json in {folder}.", "Give the folder that holds config.json and the weights."
+            f"{name}: no config.json in {folder}.", "Use the folder that contains config.json and the weights."
         )
     held = hold_files(folder, ref.trust_remote_code)
     refuse_layers(name, folder / "config.json", ref.max_layers)
@@ -210,8 +210,8 @@ def _refuse_larger(name: str, tokenizer: Any, config: Any) -> None:
     vocabulary = getattr(config.get_text_config(decoder=True), "vocab_size", None)
     if isinstance(vocabulary, int) and isinstance(tokens, int) and tokens > vocabulary:
         raise SourceError(
-            f"{name}: the tokenizer has {tokens} tokens, the model {vocabulary} (vocab_size): they do not belong together.",
-            "Put the model's own tokenizer beside it, or pass --no-tokenizer.",
+            f"{name}: the tokenizer has {tokens} tokens, but the model's vocab_size is {vocabulary}.",
+            "Use the model's own tokenizer, or pass --no-tokenizer.",
         )
 
 
@@ -252,7 +252,7 @@ def _existing_path(name: str) -> Path | None:
 
 def _refuse_revision(ref: SourceRef, what: str) -> None:
     if ref.revision is not None:
-        raise SourceError(f"{ref.name} is a local {what}: --revision has no meaning there.", "Leave --revision out.")
+        raise SourceError(f"{ref.name} is a local {what}: --revision does not apply.", "Omit --revision.")
 
 
 def _open_gguf(path: Path, ref: SourceRef, require_tokenizer: bool, tell: Callable[[str], None]) -> ModelSource:
@@ -317,7 +317,7 @@ def open_config(source: str | SourceRef) -> ConfigSource:
         return ConfigSource(name, _load_config(name, path, trust), None, trust)
     folder, commit = _fetched(ref, _CONFIG_PATTERNS)
     if not (folder / "config.json").is_file():
-        raise SourceError(f"{name}: no config.json in {folder}.", "Give the folder that holds config.json.")
+        raise SourceError(f"{name}: no config.json in {folder}.", "Use the folder that contains config.json.")
     refuse_layers(name, folder / "config.json", ref.max_layers)
     return ConfigSource(name, _load_config(name, folder, trust), commit, trust)
 
@@ -325,16 +325,18 @@ def open_config(source: str | SourceRef) -> ConfigSource:
 def _local_folder(name: str) -> Path | None:
     """Return the folder that a name stands for; None when it can only be a hub id."""
     if not name:
-        raise SourceError("the name of the model is empty.", "Give a folder, or a hub id such as owner/name.")
+        raise SourceError("the name of the model is empty.", "Use a folder, or a hub id such as owner/name.")
     path = _existing_path(name)
     if path is not None and path.is_dir():
         return path
     if path is not None:
-        raise SourceError(f"{name}: a file, not a folder.", "Give the folder that holds config.json, or a .gguf file.")
+        raise SourceError(
+            f"{name}: a file, not a folder.", "Use the folder that contains config.json, or a .gguf file."
+        )
     refuse_address(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or Path(name).drive:
         raise SourceError(
-            f"{name}: no such folder.", "Give a folder with a config.json, or a hub id such as owner/name."
+            f"{name}: no such folder.", "Use a folder with a config.json, or a hub id such as owner/name."
         )
     return None
 
@@ -376,40 +378,40 @@ def download_error(repository: str, revision: str | None, error: Exception) -> S
     if isinstance(error, GatedRepoError):
         return SourceError(
             f"{repository}: access to this model must be granted by its owner.",
-            "Ask for it on the model's page, then run `hf auth login` or pass --token.",
+            "Request access on the model's page, then run `hf auth login` or pass --token.",
         )
     if isinstance(error, RevisionNotFoundError):
         return SourceError(
-            f"{repository}: no revision {revision!r}.", "Give a branch, tag or commit of the repository."
+            f"{repository}: the revision {revision!r} does not exist.", "Use a branch, tag or commit of the repository."
         )
     if isinstance(error, RepositoryNotFoundError):
         return SourceError(
-            f"{repository}: no such model on the hub, or it is private.",
+            f"{repository}: the model does not exist on the hub, or is private.",
             "Check the spelling; for a private model run `hf auth login` or pass --token.",
         )
     if isinstance(error, HFValidationError):
         return SourceError(
-            f"{repository}: neither a local folder nor a hub id: {_one_line(error)}", "Give a folder, or owner/name."
+            f"{repository}: neither a local folder nor a hub id: {_one_line(error)}", "Use a folder, or owner/name."
         )
     if constants.HF_HUB_OFFLINE:
         return SourceError(
-            f"{subject}: not in the local cache, or not all of it, and HF_HUB_OFFLINE forbids to download it.",
-            "Unset HF_HUB_OFFLINE, or give a local folder.",
+            f"{subject}: not completely in the local cache, and HF_HUB_OFFLINE is set.",
+            "Unset HF_HUB_OFFLINE, or use a local folder.",
         )
     if isinstance(error, LocalEntryNotFoundError):
         return SourceError(
-            f"{subject}: not in the local cache, or not all of it, and {constants.ENDPOINT} cannot be reached: "
+            f"{subject}: not completely in the local cache, and {constants.ENDPOINT} cannot be reached: "
             f"{_one_line(error.__cause__ or error)}",
-            "Connect and retry (what is there already is kept), or give a local folder.",
+            "Connect and retry (downloaded files are kept), or use a local folder.",
         )
     if isinstance(error, OSError) and is_disk_full(error):
         return DiskFullError(
             f"{subject}: the disk of the hub cache is full ({constants.HF_HUB_CACHE}).",
-            "Free some space, or set HF_HUB_CACHE to a folder on another disk, and retry.",
+            "Free some space, or set HF_HUB_CACHE to a folder on another disk; then retry.",
         )
     return SourceError(
         f"{subject}: the download from {constants.ENDPOINT} failed: {_one_line(error)}",
-        "Retry (what is there already is kept), or give a local folder.",
+        "Retry (downloaded files are kept), or use a local folder.",
     )
 
 
@@ -431,12 +433,12 @@ def _config_error(name: str, folder: Path, error: Exception) -> SourceError:
     message = str(error)
     if "trust_remote_code" in message:
         return SourceError(
-            f"{name}: the model comes with its own Python code.", "Read that code, then pass --trust-remote-code."
+            f"{name}: the model comes with its own Python code.", "Review that code, then pass --trust-remote-code."
         )
     if "model type" in message or "model_type" in message:
         return UnknownArchitectureError(
             f"{name}: transformers does not know this model type: {_one_line(error)}",
-            f"Install a transformers release that knows it{_written_with(folder)}.",
+            f"Install a transformers release that supports it{_written_with(folder)}.",
         )
     return SourceError(
         f"{name}: config.json cannot be read: {_one_line(error)}", "Correct that file, or download it again."
@@ -451,7 +453,7 @@ def _written_with(folder: Path) -> str:
         release = json.loads((folder / "config.json").read_text(encoding="utf-8"))["transformers_version"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return ""
-    return f": its config was written with {str(release)[:20]}, {transformers.__version__} is installed"
+    return f": its config was written with {str(release)[:20]}, but {transformers.__version__} is installed"
 
 
 def _one_line(error: BaseException) -> str:

@@ -48,8 +48,8 @@ def refuse_counts(name: str, content: Mapping[str, Any], most: int) -> None:
         if count > most:
             shown = str(count) if count < 10**15 else f"{float(min(count, 1 << 1000)):.3g}"
             raise SourceError(
-                f"{name}: {key} is {shown}; no model of more than {most} layers is built.",
-                f"Correct config.json; where it is right, pass --max-layers {shown if count < 10**15 else 'N'}.",
+                f"{name}: {key} is {shown}; models of more than {most} layers are not built.",
+                f"Correct config.json; if the number is right, pass --max-layers {shown if count < 10**15 else 'N'}.",
             )
 
 

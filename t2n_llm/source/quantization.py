@@ -35,8 +35,8 @@ def quantization_of(name: str, folder: Path) -> dict[str, Any] | None:
     method = _quantization_method(quantization) if quantization is not None else None
     if method is not None and method not in METHODS:
         raise SourceError(
-            f"{name}: the checkpoint is quantised already ({method}), in a way that cannot be read.",
-            f"Known: {', '.join(METHODS)} and GGUF files; else give the original bf16, f16 or f32 checkpoint.",
+            f"{name}: the checkpoint is quantized ({method}), which is not supported.",
+            f"Supported: {', '.join(METHODS)} and GGUF files; otherwise use the original bf16, f16 or f32 checkpoint.",
         )
     return None if quantization is None else quantization | {"quant_method": method}
 

@@ -19,7 +19,7 @@ def refuse_address(name: str) -> None:
     """
     if name.startswith(("http://", "https://")):
         found = _ADDRESS.match(name)
-        raise SourceError(f"{name}: an address.", f"Give the hub id alone: {found['id'] if found else 'owner/name'}.")
+        raise SourceError(f"{name}: an address.", f"Use the hub id alone: {found['id'] if found else 'owner/name'}.")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def _refuse_other_than_table(file: HeldFile) -> None:
         return
     if not isinstance(content, dict):
         raise SourceError(
-            f"{file.path}: a {type(content).__name__} where a JSON object belongs.", "Correct that file, or delete it."
+            f"{file.path}: contains a {type(content).__name__} instead of a JSON object.",
+            "Correct that file, or delete it.",
         )
 
 
@@ -78,7 +79,7 @@ def _held(path: Path) -> HeldFile:
     try:
         return HeldFile(path)
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}.", "Give the folder as it was saved.") from error
+        raise SourceError(f"{path}: cannot be read: {error.strerror}.", "Use the folder as it was saved.") from error
 
 
 def recorded_files(files: Sequence[HeldFile]) -> dict[str, Any]:

@@ -38,11 +38,13 @@ def unwrapped(checkpoint: Checkpoint) -> Checkpoint:
         inner = _bare(name, whole)
         if inner in tensors:
             raise WeightError(
-                f"tensor {inner}: the checkpoint holds it twice, as {names[inner]} and as {name}.",
+                f"tensor {inner}: the checkpoint contains it twice, as {names[inner]} and as {name}.",
                 "Remove one of the two from the checkpoint.",
             )
         tensors[inner], names[inner] = tensor, name
-    note = f"the checkpoint is of a wrapped model: {', '.join(found)} is taken off the names of its tensors."
+    note = (
+        f"the checkpoint was saved from a wrapped model: {', '.join(found)} is removed from the names of its tensors."
+    )
     return replace(checkpoint, tensors=tensors, notes=(*checkpoint.notes, note))
 
 

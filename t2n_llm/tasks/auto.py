@@ -115,8 +115,8 @@ def _is_known(architecture: str) -> bool:
 def _ambiguous(subject: str, found: list[str]) -> OptionError:
     choices = found or list(names.TASKS)
     return OptionError(
-        f"--task auto: {subject} may be exported for {' or '.join(found) if found else 'no task that is known'}.",
-        f"Name one: --task {', --task '.join(choices)}.",
+        f"--task auto: {subject} may be exported for {' or '.join(found) if found else 'no known task'}.",
+        f"Choose one: --task {', --task '.join(choices)}.",
     )
 
 

@@ -49,7 +49,7 @@ SENTENCE_EMBEDDING = "sentence_embedding"
 TASKS: Mapping[str, str] = {
     TEXT_GENERATION: "",
     FEATURE_EXTRACTION: "last hidden states",
-    SENTENCE_SIMILARITY: "one vector a text",
+    SENTENCE_SIMILARITY: "one vector per text",
     TEXT_CLASSIFICATION: "",
     SEQUENCE_CLASSIFICATION: "the same without token types",
     FILL_MASK: "",
@@ -58,7 +58,7 @@ TASKS: Mapping[str, str] = {
     MULTIPLE_CHOICE: "",
     IMAGE_CLASSIFICATION: "",
     IMAGE_FEATURE_EXTRACTION: "",
-    IMAGE_SEGMENTATION: "a class a pixel",
+    IMAGE_SEGMENTATION: "a class per pixel",
     UNIVERSAL_SEGMENTATION: "masks and their classes",
     OBJECT_DETECTION: "",
     DEPTH_ESTIMATION: "",
@@ -149,6 +149,6 @@ def require_language_model(folder: Path, manifest: Mapping[str, Any], command: s
     task = recorded_task(manifest)
     if task != TEXT_GENERATION:
         raise OptionError(
-            f"{folder} was exported for {task}: `t2n-llm {command}` has no meaning for it.",
+            f"{folder} was exported for {task}, which `t2n-llm {command}` does not support.",
             f"Export the model with --task {TEXT_GENERATION}.",
         )

@@ -44,7 +44,7 @@ class TextGeneration(Task):
         """See `Task.refuse`."""
         if adapter is not None and compression.calibrates():
             raise OptionError(
-                "calibrated algorithms run the base model, without its adapter.",
+                "calibration runs the base model, without its adapter.",
                 "Use an algorithm without calibration (--compress q4_0), or merge the adapter with peft first.",
             )
 
@@ -78,7 +78,7 @@ class TextGeneration(Task):
         residency = _residency(graphs[-1].skeleton.network, source, checking)
         if residency.offloaded and compression.recipe() is not None:
             raise NotEnoughMemoryError(
-                "the check of a compressed export needs the PyTorch model in memory in f32, and it does not fit.",
+                "the check of a compressed export needs the PyTorch model in memory in f32, which does not fit.",
                 "Pass --no-check, and run t2n-llm validate on a larger machine.",
             )
 

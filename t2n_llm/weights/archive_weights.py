@@ -110,7 +110,7 @@ class ArchiveWeights:
         for tensor, values in early:
             _place(model, tensor, values)
         if wanted:
-            raise ArchiveError(f"{self.archive}: no tensor {next(iter(wanted))!r} in it.", "Export the model again.")
+            raise ArchiveError(f"{self.archive}: it has no tensor {next(iter(wanted))!r}.", "Export the model again.")
         for other in self.further:
             other.apply(model)
 
@@ -147,7 +147,7 @@ def _values(archive: Path, entry: ArchiveEntry) -> torch.Tensor:
         header = parse_header(entry.stream.read(HEADER_BYTES), name=f"{archive}: {entry.name}")
         data = bytearray(entry.stream.read(header.data_size))
     if len(data) != header.data_size:
-        raise ArchiveError(f"{archive}: {entry.name} ends early.", "Export the model again.")
+        raise ArchiveError(f"{archive}: {entry.name} is truncated.", "Export the model again.")
     return _decoded(header, torch.frombuffer(data, dtype=torch.uint8), entry.name)
 
 
@@ -168,13 +168,14 @@ def _place(model: nn.Module, tensor: StoredParameter, values: torch.Tensor) -> N
             old = owner.get_parameter(attribute)
         except AttributeError as error:
             raise ValidationError(
-                f"the archive holds {tensor.label}, and the model has no parameter {name}.", "Is it the same model?"
+                f"the archive has {tensor.label}, but the model has no parameter {name}.",
+                "Check that it is the same model.",
             ) from error
         place, stored = _place_in(old.detach(), tensor.part, values)
         if tuple(place.shape) != tuple(stored.shape):
             raise ValidationError(
-                f"{name}: the model has shape {list(place.shape)}, the archive {list(stored.shape)}.",
-                "Is it the model that was exported?",
+                f"{name}: the model has shape {list(place.shape)}, but the archive has {list(stored.shape)}.",
+                "Check that it is the model that was exported.",
             )
         if tensor.residual_of:
             stored = place + stored
@@ -194,8 +195,9 @@ def _place_in(
         return parameter, values
     if parameter.numel() != math.prod(part.view):
         raise ValidationError(
-            f"{part.parameter}: the model has shape {list(parameter.shape)}, the archive a part of {list(part.view)}.",
-            "Is it the model that was exported?",
+            f"{part.parameter}: the model has shape {list(parameter.shape)}, but the archive has a part of "
+            f"{list(part.view)}.",
+            "Check that it is the model that was exported.",
         )
     return part.of(parameter), part.inner(values)
 
@@ -205,8 +207,8 @@ def _check_resemblance(name: str, original: torch.Tensor, values: torch.Tensor) 
     error = float((values.float() - original.float()).square().sum())
     if energy and error > _FOREIGN_ERROR * energy:
         raise ValidationError(
-            f"{name}: the stored values differ from the model's by {error / energy:.2g} of their energy.",
-            "Is it the model that was exported? If so, this is a bug of t2n-llm.",
+            f"{name}: the stored values differ from the model's; relative squared error {error / energy:.2g}.",
+            "Check that it is the model that was exported. If it is, this is a bug in t2n-llm.",
         )
 
 

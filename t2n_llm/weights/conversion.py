@@ -238,6 +238,6 @@ class ConvertedTensor(PlainValues):
             yield from stream_expression(self.recorded.expression)
         except (RuntimeError, ValueError, TypeError) as error:
             raise WeightError(
-                f"tensor {self.name}: cannot be made of {len(self.members)} checkpoint tensors "
-                f"({self.members[0]}, ...): {first_line(error)}."
+                f"tensor {self.name}: cannot be built from {len(self.members)} checkpoint tensors ({self.members[0]}, "
+                f"...): {first_line(error)}."
             ) from error

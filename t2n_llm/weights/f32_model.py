@@ -240,7 +240,7 @@ def _explained_disk_full(folder: str) -> Iterator[None]:
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
         raise DiskFullError(
-            f"{folder}: the disk is full; tensors that PyTorch's weights on disk are made into are kept there.",
+            f"{folder}: the disk is full; converted tensors of PyTorch's weights are stored there.",
             "Set TMPDIR to a folder on a larger disk, or pass --no-check.",
         ) from error
 
@@ -253,7 +253,6 @@ def require_resident(source: ModelSource, offloaded: bool) -> None:
     """
     if source.is_quantized and offloaded:
         raise NotEnoughMemoryError(
-            "the check of a checkpoint that is quantised already needs its PyTorch model in memory in f32, and it does "
-            "not fit.",
+            "the check of a quantized checkpoint needs its PyTorch model in memory in f32, which does not fit.",
             "Pass --no-check, and run t2n-llm validate on a larger machine.",
         )

@@ -178,10 +178,10 @@ def _unexpected(model: nn.Module, unclaimed: Sequence[str]) -> tuple[str, ...]:
 def _missing(name: str, files: int, unclaimed: Sequence[str]) -> MissingTensorError:
     """Return the error for a parameter that has no tensor; `unclaimed` are the tensors that have no parameter."""
     near = get_close_matches(name, unclaimed, n=1, cutoff=0.5)
-    hint = "The checkpoint is incomplete, or does not belong to this config."
+    hint = "The checkpoint is incomplete, or does not fit this config."
     return MissingTensorError(
-        f"the checkpoint ({files} file{'s' * (files > 1)}) holds no tensor {name!r}.",
-        f"The nearest name there is {near[0]!r}." if near else hint,
+        f"the checkpoint ({files} file{'s' * (files > 1)}) has no tensor {name!r}.",
+        f"The most similar name is {near[0]!r}." if near else hint,
     )
 
 
@@ -289,7 +289,7 @@ def _convert(group: _Group, model: nn.Module, parameters: Mapping[str, Any]) -> 
 def _checked(value: Any, name: str, group: _Group) -> RecordedTensor:
     if not isinstance(value, RecordedTensor):
         raise WeightError(
-            f"tensor {name}: transformers' conversion of {group.names[0]} gives no tensor.",
+            f"tensor {name}: transformers' conversion of {group.names[0]} returned no tensor.",
             "Load the model with transformers and save it again with save_pretrained.",
         )
     return value
@@ -300,13 +300,13 @@ def _unconvertible(group: _Group, parameters: Mapping[str, Any], reason: str) ->
     missing = _missing_member(group)
     if missing is not None:
         return MissingTensorError(
-            f"the checkpoint holds no tensor {missing!r}, a part of {group.target}.",
-            "The checkpoint is incomplete, or does not belong to this config.",
+            f"the checkpoint has no tensor {missing!r}, a part of {group.target}.",
+            "The checkpoint is incomplete, or does not fit this config.",
         )
     return WeightError(
-        f"tensor {group.target} of shape {list(parameters[group.target].shape)} cannot be made of "
+        f"tensor {group.target} of shape {list(parameters[group.target].shape)} cannot be built from "
         f"{len(group.names)} checkpoint tensors ({group.names[0]} and others): {reason.splitlines()[0]}.",
-        "The checkpoint does not belong to this config.",
+        "The checkpoint does not fit this config.",
     )
 
 

@@ -144,7 +144,7 @@ def require_memory(
     """
     if plan_residency(network, placement).offloaded:
         raise NotEnoughMemoryError(
-            f"{needed_by} in memory in f32, and it does not fit.",
+            f"{needed_by} in memory in f32, which does not fit.",
             hint,
         )
 
@@ -211,7 +211,7 @@ def _rooms(placement: Placement, whole: int, largest: int) -> dict[str | int, fl
 
 def _cuda_rooms(placement: Placement, working: float) -> dict[str | int, float]:
     if not torch.cuda.is_available():
-        raise OptionError("--device-map cuda: PyTorch finds no GPU here.", "Use --device-map auto.")
+        raise OptionError("--device-map cuda: PyTorch finds no GPU.", "Use --device-map auto.")
     rooms: dict[str | int, float] = {}
     for number in range(torch.cuda.device_count()):
         free, _ = torch.cuda.mem_get_info(number)
@@ -220,9 +220,9 @@ def _cuda_rooms(placement: Placement, working: float) -> dict[str | int, float]:
 
 
 def _too_small(needed: float, free: float, alternative: str | None) -> NotEnoughMemoryError:
-    hint = f"Use {alternative}, which leaves on disk what does not fit; or" if alternative else "Pass"
+    hint = f"Use {alternative}, which leaves weights that do not fit on disk; or" if alternative else "Pass"
     return NotEnoughMemoryError(
-        f"the check runs the PyTorch model in f32, which needs {needed / 1e9:.1f} GB of memory; "
+        f"the check runs the PyTorch model in f32, which needs {needed / 1e9:.1f} GB of memory, but "
         f"{free / 1e9:.1f} GB are free.",
         f"{hint} --no-check, and run t2n-llm validate on a larger machine.",
     )

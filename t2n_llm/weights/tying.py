@@ -49,8 +49,8 @@ def as_loaded(
         return source
     name, owner = pair
     tell(
-        f"config.json ties {name} to {owner}, and the checkpoint holds two tensors of different values: they are exported as "
-        f"two, as transformers loads them (a config with {_TIES}: false says so)."
+        f"config.json ties {name} to {owner}, but the checkpoint has two tensors with different values: they "
+        f"are exported separately, as transformers loads them. Set {_TIES}: false in the config."
     )
     config = copy.deepcopy(source.config)
     for each in (config, config.get_text_config(decoder=True)):

@@ -45,7 +45,7 @@ def tiny_config(model_type: str, task: str = TEXT_GENERATION, rules: Rules | Non
     except Exception as error:  # whatever the config class raises
         raise TinyConfigError(
             f"{model_type}: no tiny config: {type(error).__name__}: {' '.join(str(error).split())[:400]}",
-            "Add what its config class needs to t2n_llm/zoo/overrides.py.",
+            "Add the fields that its config class needs to t2n_llm/zoo/overrides.py.",
         ) from error
 
 

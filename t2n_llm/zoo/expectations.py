@@ -21,10 +21,10 @@ EXPECTED_FILE = Path(__file__).with_name("expected.toml")
 _TYPES_LIKE_F32 = ("f16", "q4_0")
 _LONGEST_REASON = 240
 _HEADER = """\
-# Cells of the zoo that are not right, one a line, with the reason. Everything else must be right.
-# A run fails on a cell that is missing here, and on one that is here and turns out right.
-# Rewrite the rows of a run's cells: t2n-llm zoo expect RESULTS.jsonl --update
-# Reasons that a person wrote are kept while outcome and stage stay the same.
+# Zoo cases that do not pass, one per line, with the reason. All other cases must pass.
+# A run fails if a failing case is missing here, or if a case listed here passes.
+# Rewrite the rows of a run's cases: t2n-llm zoo expect RESULTS.jsonl --update
+# Reasons written by hand are kept while outcome and stage stay the same.
 """
 
 
@@ -78,9 +78,9 @@ def read_expected(path: Path = EXPECTED_FILE) -> dict[str, Expected]:
 def _row(key: str, row: Mapping[str, Any]) -> Expected:
     expected = Expected(row.get("outcome", ""), row.get("stage", ""), row.get("reason", ""))
     if expected.outcome not in OUTCOMES or expected.outcome == RIGHT:
-        raise ValueError(f"{key}: outcome {expected.outcome!r} is no failure")
+        raise ValueError(f"{key}: the outcome {expected.outcome!r} is not a failure")
     if not expected.reason.strip():
-        raise ValueError(f"{key}: no reason is given")
+        raise ValueError(f"{key}: the reason is missing")
     return expected
 
 
@@ -98,7 +98,7 @@ def surprises(
     if known is not None:
         gone = [key for key in expected if key.rpartition(":")[0] not in known]
         found += [
-            Surprise(key, "no such cell", "transformers has no such architecture: remove the row") for key in gone
+            Surprise(key, "no such case", "transformers has no such architecture: remove the row") for key in gone
         ]
     return found
 
@@ -119,7 +119,7 @@ def _surprise(verdict: CellVerdict, row: Expected | None) -> Surprise | None:
     if row is None:
         return Surprise(verdict.key, "unexpected failure", f"{verdict.outcome}: {reason_of(verdict)}")
     if row.outcome != verdict.outcome:
-        text = f"expected {row.outcome}, came {verdict.outcome}: {reason_of(verdict)}"
+        text = f"expected {row.outcome}, got {verdict.outcome}: {reason_of(verdict)}"
         return Surprise(verdict.key, "another failure", text)
     return None
 

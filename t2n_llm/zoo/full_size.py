@@ -72,7 +72,7 @@ def judged(verdict: CellVerdict) -> CellVerdict:
         return verdict
     seconds, peak = allowed_seconds(verdict.layers), PEAK_BYTES / 1e9
     message = (
-        f"{verdict.processor_seconds:.0f} s of processor of {seconds:.0f}, "
+        f"{verdict.processor_seconds:.0f} s of CPU time of {seconds:.0f}, "
         f"{verdict.peak_rss_bytes / 1e9:.2f} GB of {peak:.1f}, {verdict.layers} layers"
     )
     return replace(verdict, outcome=OVER, message=message)
@@ -94,9 +94,12 @@ def table(verdicts: Sequence[CellVerdict]) -> Iterator[str]:
     within = sum(row.outcome == RIGHT for row in rows)
     over = sum(row.outcome == OVER for row in rows)
     runnable = sum(row.outcome != NOT_RUNNABLE for row in rows)
-    yield f"{within} of {runnable} default configs are within the bar, {over} are over it, {runnable - within - over} fail."
+    yield (
+        f"{within} of {runnable} default configs are within the limit, {over} exceed it, {runnable - within - over} "
+        "fail."
+    )
     yield ""
-    yield "| architecture | layers | processor | bar | memory | |"
+    yield "| architecture | layers | CPU time | limit | memory | |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
         yield f"| `{row.architecture}` | {' | '.join(_figures(row))} |"

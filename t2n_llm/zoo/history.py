@@ -73,7 +73,7 @@ def read_results(paths: Sequence[Path]) -> list[CellVerdict]:
             }
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise OptionError(
-                f"{path}: no results of a zoo run: {error}", "Give files that --results wrote."
+                f"{path}: not the results of a zoo run: {error}", "Use files written by --results."
             ) from error
     return list(found.values())
 

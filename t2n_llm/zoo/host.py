@@ -71,13 +71,13 @@ def _watch(process: TaskProcess, cell: Cell) -> CellVerdict:
 def _explained(ending: Ending, cell: Cell, peak_bytes: int) -> tuple[str, str]:
     """Return the outcome and the message for a process that ended without a verdict."""
     if ending.reason is Reason.OVERTIME:
-        return TIMEOUT, f"not done after {cell.timeout_seconds:.0f} s"
+        return TIMEOUT, f"not finished after {cell.timeout_seconds:.0f} s"
     if ending.reason is Reason.MEMORY:
         limit = cell.max_rss_bytes / 1e6
-        return MEMORY, f"held {peak_bytes / 1e6:.0f} MB, more than its limit of {limit:.0f} MB"
+        return MEMORY, f"used {peak_bytes / 1e6:.0f} MB, more than the limit of {limit:.0f} MB"
     if ending.exit_code < 0:
         return CRASHED, f"killed by {ending.cause}"
-    return CRASHED, f"ended with {ending.cause} and no verdict"
+    return CRASHED, f"ended with {ending.cause} and without a verdict"
 
 
 def serve(work: str, environment: Mapping[str, str], fresh: bool, asker: Connection) -> None:

@@ -63,7 +63,7 @@ class Host:
     def _started(self) -> TaskProcess:
         with self._lock:
             if self._closed:
-                raise OSError("the run is over")
+                raise OSError("the run has ended")
             if self._process is None:
                 # Removed here: a host that is killed removes nothing.
                 self._folder = tempfile.mkdtemp(prefix="t2n-zoo-")

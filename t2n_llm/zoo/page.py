@@ -119,4 +119,4 @@ def _trend(runs: Sequence[Run]) -> Chart:
     top = max((tally.runnable for row in tallies.values() for tally in row), default=0) or 1
     grid = [(part * top, f"{part * top:.0f}") for part in (0, 0.5, 1)]
     ends = {index: runs[index].name[:10] for index in (0, len(runs) - 1)} if runs else {}
-    return line_chart("right cells over the runs", lines, grid, list(ends.items()))
+    return line_chart("passing cases over the runs", lines, grid, list(ends.items()))

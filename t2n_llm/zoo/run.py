@@ -84,26 +84,22 @@ class RunOptions:
     def __post_init__(self) -> None:
         unknown = [dtype for dtype in self.dtypes if dtype not in COLUMNS]
         if unknown:
-            raise OptionError(f"element type {unknown[0]!r} is unknown.", f"Use {', '.join(DTYPES)}.")
+            raise OptionError(f"dtype {unknown[0]!r} is unknown.", f"Use {', '.join(DTYPES)}.")
         if self.models and FULL_SIZE in self.dtypes:
-            raise OptionError(
-                "real checkpoints have no column of default configs.", "Leave --models or --full-size out."
-            )
+            raise OptionError("--full-size does not apply to real checkpoints.", "Omit --models or --full-size.")
         if self.suites and not {"f32", "f16"} & set(self.dtypes):
             raise OptionError(
-                f"modules of suites have no {', '.join(self.dtypes)}.",
+                f"--suite does not support {', '.join(self.dtypes)}.",
                 "Use --dtype f32 (dynamic, static) or f16 (half).",
             )
         if FULL_SIZE in self.dtypes and self.tasks != (TEXT_GENERATION,):
-            raise OptionError(
-                f"default configs are captured for {TEXT_GENERATION} alone.", "Leave --task or --full-size out."
-            )
+            raise OptionError(f"--full-size supports {TEXT_GENERATION} only.", "Omit --task or --full-size.")
         if self.models and self.suites:
-            raise OptionError("real checkpoints are no suite of modules.", "Leave --models or --suite out.")
+            raise OptionError("--models and --suite exclude each other.", "Omit --models or --suite.")
         if self.models and len(self.tasks) > 1:
-            raise OptionError("real checkpoints have one task.", "Name one with --task.")
+            raise OptionError("--models needs exactly one task.", "Name one with --task.")
         if self.engine not in ENGINES:
-            raise OptionError(f"engine {self.engine!r} is unknown.", f"Use {' or '.join(ENGINES)}.")
+            raise OptionError(f"runner {self.engine!r} is unknown.", f"Use {' or '.join(ENGINES)}.")
         part, parts = self.shard
         if not 1 <= part <= parts:
             raise OptionError(f"shard {part}/{parts} does not exist.", f"Use 1/{parts} to {parts}/{parts}.")
@@ -158,7 +154,7 @@ def _chosen(options: RunOptions, known: Mapping[str, list[str]]) -> dict[str, li
     everyone = [name for names in known.values() for name in names]
     for pattern in options.only:
         if not any(fnmatchcase(name, pattern) for name in everyone):
-            raise OptionError(f"no architecture is called {pattern!r}.", "t2n-llm zoo list shows their names.")
+            raise OptionError(f"no architecture matches {pattern!r}.", "t2n-llm zoo list shows the names.")
     patterns = options.only or ("*",)
     wanted = {
         task: [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
@@ -181,7 +177,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     """
     part, slash, parts = text.partition("/")
     if not (slash and part.isdigit() and parts.isdigit()):
-        raise OptionError(f"shard {text!r} is not I/N.", "Such as 2/8: the second of eight parts.")
+        raise OptionError(f"shard {text!r} must have the form I/N.", "For example 2/8, the second of eight parts.")
     return int(part), int(parts)
 
 
@@ -194,9 +190,9 @@ def read_models(path: Path) -> tuple[str, ...]:
     try:
         lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        raise OptionError(f"{path}: {error}", "Give a text file with one model a line.") from error
+        raise OptionError(f"{path}: {error}", "Use a text file with one model per line.") from error
     if not any(lines):
-        raise OptionError(f"{path}: it names no model.", "Write one hub id or folder a line.")
+        raise OptionError(f"{path}: it lists no model.", "Write one hub id or folder per line.")
     return tuple(dict.fromkeys(line for line in lines if line))
 
 
@@ -277,7 +273,9 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise MissingExtraError("Ray is not installed.", "pip install 't2n-llm[ray]', or use --engine local.") from None
+        raise MissingExtraError(
+            "Ray is not installed.", "Run pip install 't2n-llm[ray]', or use --runner local."
+        ) from None
     return ray
 
 

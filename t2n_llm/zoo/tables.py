@@ -34,8 +34,8 @@ def full_size_markdown(run: Run, expected: Mapping[str, Expected]) -> str:
     if not rows:
         return ""
     reasons = (
-        *_reasons("What is over the bar or fails, and why", rows, expected, runnable=True),
-        *_reasons("What transformers itself does not build", rows, expected, runnable=False),
+        *_reasons("Cases that exceed the limit or fail", rows, expected, runnable=True),
+        *_reasons("Configs that transformers does not build", rows, expected, runnable=False),
     )
     return "\n".join([*_versions(run), *full_size_table(rows), *reasons]) + "\n"
 
@@ -119,8 +119,8 @@ def _markdown_lines(run: Run, expected: Mapping[str, Expected]) -> Iterator[str]
         name = next(iter(cells.values())).architecture
         class_name = next((cell.class_name for cell in cells.values() if cell.class_name), "")
         yield f"| `{name}` | {class_name} | " + " | ".join(_mark(cells.get(dtype)) for dtype in columns) + " |"
-    yield from _reasons("What is not right, and why", run.verdicts, expected, runnable=True)
-    yield from _reasons("What transformers itself does not run", run.verdicts, expected, runnable=False)
+    yield from _reasons("Cases that fail", run.verdicts, expected, runnable=True)
+    yield from _reasons("Architectures that transformers does not run", run.verdicts, expected, runnable=False)
 
 
 def _mark(verdict: CellVerdict | None) -> str:

@@ -62,7 +62,7 @@ def zoo_task(name: str) -> ZooTask:
         OptionError: the zoo has no such task.
     """
     if name not in ZOO_TASKS:
-        raise OptionError(f"the zoo has no task {name!r}.", f"Use {', '.join(ZOO_TASKS)}, or {ALL}.")
+        raise OptionError(f"the zoo does not include the task {name!r}.", f"Use {', '.join(ZOO_TASKS)}, or {ALL}.")
     return ZOO_TASKS[name]
 
 

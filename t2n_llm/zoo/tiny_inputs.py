@@ -35,7 +35,7 @@ def source_inputs(model: Any) -> dict[str, Any]:
     name = str(model.main_input_name)
     name = str(getattr(encoder, "main_input_name", name)) if name == "inputs" else name  # of an encoder of any kind
     if name not in _MAKERS:
-        raise NotImplementedError(f"no tiny input is known for {name!r} of {type(model).__name__}")
+        raise NotImplementedError(f"no tiny input is defined for {name!r} of {type(model).__name__}")
     return {name: _MAKERS[name](model.config), **_beside(name)}
 
 

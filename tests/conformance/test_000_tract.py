@@ -172,7 +172,7 @@ def test_version_in_each_form() -> None:
         assert target.release == parsed == SemanticVersion(0, 23, 0)
     with pytest.raises(OptionError, match="not a version"):
         SemanticVersion.from_str("newest")
-    with pytest.raises(OptionError, match=r"0\.21\.12 is older than .*: 0\.21\.13"):
+    with pytest.raises(OptionError, match=r"0\.21\.12 is not supported.* 0\.21\.13"):
         TractNNEF("0.21.12")
 
 
@@ -242,10 +242,10 @@ def test_an_output_that_is_otherwise_than_declared_is_told(axes: Any, told: str,
     [
         ({"x": [2]}, r"axis 2 of 'x' is declared dynamic, but its shape is \[2, 3\]"),
         ({"x": {7: "N"}}, "axis 7 of 'x'"),
-        ({"x": [-1]}, "-1 is no axis of 'x'"),
+        ({"x": [-1]}, "-1 is not an axis of 'x'"),
         ({"x": {-1: "N"}}, "counted from 0"),
         ({"y": [9]}, "axis 9 of 'y'"),
-        ({"q": [0]}, "'q', which is no input or output. Inputs: x. Outputs: y."),
+        ({"q": [0]}, "'q', which is not an input or output. Inputs: x. Outputs: y."),
         ({"x": 0}, "dynamic axes of 'x' are 0"),
         ({"x": {0: 3}}, "dynamic size 3 has no name"),
         (["x"], "dynamic_axes is a list"),
@@ -258,7 +258,7 @@ def test_bad_axes_are_refused(axes: Any, why: str, tmp_path: Path) -> None:
 
 def test_a_name_that_only_the_result_has_is_found_after_the_capture(tmp_path: Path) -> None:
     exported(Doubled(), X, tmp_path, TractNNEF(dynamic_axes={"x": [0], "output": [0]}))
-    with pytest.raises(OptionError, match=r"'outputs', which is no input or output\. Inputs: x\. Outputs: output"):
+    with pytest.raises(OptionError, match=r"'outputs', which is not an input or output\. Inputs: x\. Outputs: output"):
         exported(Doubled(), X, tmp_path, TractNNEF(dynamic_axes={"x": [0], "outputs": [0]}))
 
 
@@ -320,7 +320,7 @@ def test_hooks_called_by_hand(archive: Path, tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match=r"case\.tgz"):
         target.post_export(Function(lambda x: x * 3.0), graph, [X], archive, bundle)
     assert bundle.exists()
-    with pytest.raises(OptionError, match="'q', which is no input"):
+    with pytest.raises(OptionError, match="'q', which is not an input"):
         TractNNEF(dynamic_axes={"q": [0]}).pre_trace(Doubled(), ["x"], ["y"])
 
 
@@ -355,9 +355,9 @@ def test_assert_io_by_names_and_with_an_npz(tmp_path: Path) -> None:
     assert sorted(entries) == ["a", "b", "p", "q"] and np.array_equal(entries["q"], (b * 3.0).numpy())
     with pytest.raises(MismatchError):
         assert_io(Swapped(), (b, a), archive)
-    with pytest.raises(OptionError, match=r"called x, y; the archive has 2\. Its inputs are a, b"):
+    with pytest.raises(OptionError, match=r"called x, y, but the archive has 2\. Its inputs are a, b"):
         assert_io(Pair(), (a, b), archive, input_names=["x", "y"])
-    with pytest.raises(OptionError, match="3 output tensors; the archive has 2"):
+    with pytest.raises(OptionError, match="3 output tensors, but the archive has 2"):
         assert_io(Function(lambda a, b: (a, b, a)), (a, b), archive)
     with pytest.raises(OptionError, match="the example input is a dict"):
         assert_io(Pair(), {"a": a}, archive)  # type: ignore[arg-type]
@@ -431,7 +431,7 @@ def test_a_second_export_through_onnx_is_a_yes_or_no(tmp_path: Path, monkeypatch
         if find_tract_cli() is not None:
             assert debug_dumper_pytorch_to_onnx_to_nnef(Doubled(), X, tmp_path / "command", TractCli()) is True
         assert (tmp_path / "model.onnx").exists() and (tmp_path / "model_from_onnx.nnef.tgz").exists()
-        with pytest.raises(CaptureError, match="cannot write it as ONNX"):
+        with pytest.raises(CaptureError, match="cannot export it to ONNX"):
             debug_dumper_pytorch_to_onnx_to_nnef(Sorts(), X, tmp_path / "no")
         assert debug_dumper_pytorch_to_onnx_to_nnef(Sorts(), X, tmp_path / "no", raise_export_error=False) is False
         return

@@ -321,7 +321,7 @@ def test_what_cannot_be_computed_says_so() -> None:
         empty.call_op()
     assert not empty.realise_output_type_and_size()
     wrong = TorchOp("aten::neg", "encoder.1", [PythonConstant("x", "text")], [y], "", torch.neg, None)
-    with pytest.raises(CaptureError, match=r"aten::neg at encoder\.1: PyTorch refuses"):
+    with pytest.raises(CaptureError, match=r"aten::neg at encoder\.1: PyTorch refused"):
         wrong.call_op()
     unknown = TorchOp("mine::nothing", "", [], [y], "", None, None)
     with pytest.raises(CaptureError, match="mine::nothing"):

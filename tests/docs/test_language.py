@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,28 @@ def test_no_phrase_that_is_never_right(page: Path) -> None:
 def test_no_state_of_the_measuring_machine_in_user_pages(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert not [phrase for phrase in ("busy machine", "idle machine", "medians of") if phrase in text]
+
+
+def _messages(path: Path) -> Iterator[str]:
+    """Yield the text of every string of several words in a module, without docstrings and placeholders."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node not in docstrings and " " in str(node.value).strip():
+            yield str(node.value).lower()
+
+
+@pytest.mark.parametrize("package", ["generic_export", "kvcache", "quant", "t2n_llm"])
+def test_no_message_has_such_a_phrase(package: str) -> None:
+    phrases = [phrase for phrase in (*NEVER_RIGHT, *BRITISH) if phrase != "a turn"]  # chats have turns
+    wrong = re.compile("|".join(rf"\b{re.escape(phrase)}" for phrase in phrases))
+    found = [
+        f"{path.relative_to(pages.ROOT)}: {text}"
+        for path in sorted((pages.ROOT / package).rglob("*.py"))
+        for text in _messages(path)
+        if wrong.search(text)
+    ]
+    assert not found
 
 
 def test_what_a_sentence_is() -> None:

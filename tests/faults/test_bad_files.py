@@ -22,7 +22,7 @@ from tests.trained_model import REAL_MODEL
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)) + "name: *a39\n"
 RECIPES = {
     "a date that is none": ("tensors: 2001-13-45", "tensors"),
-    "400 digits": ("target_size: " + "9" * 400, "no size"),
+    "400 digits": ("target_size: " + "9" * 400, "not a size"),
     "more digits than Python reads": ("target_size: " + "9" * 5000, "recipe"),
     "brackets": ("[" * 3000, "brackets"),
     "an empty type": ("name: !!timestamp 5", "timestamp"),
@@ -96,7 +96,7 @@ def test_long_names_of_shards(model: Path, parent: Path) -> None:
     index = model / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "s" * 5000 + ".safetensors"}}))
     with unchanged(parent):
-        told(call("export", model, "-o", parent / "x", "--no-tokenizer"), index.name, "longer than")
+        told(call("export", model, "-o", parent / "x", "--no-tokenizer"), index.name, "too long for a file")
 
 
 @pytest.mark.parametrize("command", ["verify", "validate", "inspect", "export", "generate"])

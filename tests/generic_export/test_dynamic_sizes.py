@@ -117,7 +117,7 @@ def test_a_piece_is_held_to_being_there() -> None:
     def second(x: torch.Tensor) -> torch.Tensor:
         return x.split(split_size=3, dim=1)[1]
 
-    with pytest.warns(UserWarning, match=r"test_dynamic_sizes.py:\d+: the archive is right where T >= 4"):
+    with pytest.warns(UserWarning, match=r"test_dynamic_sizes.py:\d+: the archive is correct where T >= 4"):
         check(second, *[(torch.randn(1, length, 4),) for length in (9, 4, 5, 6, 7, 23)], dynamic_axes=LENGTH)
 
 
@@ -156,7 +156,7 @@ def _masked_write(x: torch.Tensor) -> torch.Tensor:
     [
         (_masked_write, r"size of the result of index depends on values.*torch\.where\(mask, new, old\)"),
         (lambda x: x.flatten().nonzero() + 1, "size of the result of nonzero depends on values"),
-        (lambda x: torch.unique(x), r"size of the result of _unique2 depends on values.*Leave torch\.unique outside"),
+        (lambda x: torch.unique(x), r"size of the result of _unique2 depends on values.*Call torch\.unique outside"),
     ],
 )
 def test_a_size_that_depends_on_values_names_its_operator(function: Case, said: str) -> None:
@@ -225,5 +225,5 @@ def test_pixels_of_an_image_of_any_even_size(module: nn.Module) -> None:
     ids=["loop over an axis", "logarithm"],
 )
 def test_what_pytorch_freezes_is_refused_with_its_line(frozen: Case) -> None:
-    with pytest.raises(SpecializedAxisError, match=r"test_dynamic_sizes\.py:\d+: a dynamic axis is frozen"):
+    with pytest.raises(SpecializedAxisError, match=r"test_dynamic_sizes\.py:\d+: a dynamic axis is restricted"):
         check(Function(frozen), (torch.randn(2, 9, 8),), dynamic_axes=LENGTH)

@@ -152,5 +152,5 @@ def test_comparison(candidate: list[float], reference: list[float], passed: bool
 def test_comparison_looks_at_shape_and_element_type() -> None:
     limits = TractCheckTolerance.ULTRA.limits(np.dtype(np.float32))
     assert not compare("y", np.zeros((2,), np.float32), np.zeros((1, 2), np.float32), limits).passed
-    assert "element type" in str(compare("y", np.zeros(2, np.float16), np.zeros(2, np.float32), limits))
+    assert "dtype" in str(compare("y", np.zeros(2, np.float16), np.zeros(2, np.float32), limits))
     assert compare("y", np.zeros((0,), np.float32), np.zeros((0,), np.float32), limits).passed

@@ -39,7 +39,7 @@ def test_nested_arguments_and_results(archive: Path) -> None:
 
 def test_arguments_that_do_not_fit(archive: Path) -> None:
     with open_archive(archive) as opened:
-        with pytest.raises(OptionError, match=r"batch\.parts\.1, shift, which is not given"):
+        with pytest.raises(OptionError, match=r"needs batch\.parts\.1, shift"):
             opened({"parts": [torch.ones(4)]})
         with pytest.raises(OptionError, match="takes no 'other'"):
             opened({"parts": [torch.ones(4), torch.ones(4)]}, torch.ones(1), other=torch.ones(1))

@@ -24,7 +24,7 @@ def test_a_release_that_was_tried_needs_no_word(installed: str) -> None:
 
 @pytest.mark.parametrize("installed", ["2.16.0", "2.16.0.dev20261201", "3.0.0+cu130", "2.100.0"])
 def test_a_newer_release_is_told(installed: str) -> None:
-    assert EXAMPLE.doubt(installed) == f"torch {installed} was not tried with this release (tried: 2.10 to 2.15)."
+    assert EXAMPLE.doubt(installed) == f"torch {installed} was not tested with this release (tested: 2.10 to 2.15)."
 
 
 def test_a_package_that_is_not_installed_is_passed_over() -> None:
@@ -33,7 +33,7 @@ def test_a_package_that_is_not_installed_is_passed_over() -> None:
 
 def test_the_installed_release_is_looked_up() -> None:
     (doubt,) = doubts(VersionRange("torch", "1.0", "1.13"))
-    assert doubt.startswith("torch 2.") and doubt.endswith("(tried: 1.0 to 1.13).")
+    assert doubt.startswith("torch 2.") and doubt.endswith("(tested: 1.0 to 1.13).")
 
 
 def test_the_first_export_with_a_release_that_was_not_tried_says_so(
@@ -43,9 +43,9 @@ def test_the_first_export_with_a_release_that_was_not_tried_says_so(
     with pytest.warns(UserWarning) as told:
         for name in ("first", "second"):
             export_model_to_nnef(nn.SiLU(), torch.zeros(2), tmp_path / f"{name}.nnef", TractNNEF(check_io=False))
-    said = [str(each.message) for each in told if "not tried" in str(each.message)]
+    said = [str(each.message) for each in told if "not tested" in str(each.message)]
     assert [text.split(" was")[0] for text in said] == ["torch 99.1", "tract 99.1"]
-    assert {each.filename for each in told if "not tried" in str(each.message)} == {__file__}
+    assert {each.filename for each in told if "not tested" in str(each.message)} == {__file__}
 
 
 @pytest.mark.parametrize("tested", [TORCH, TRANSFORMERS])

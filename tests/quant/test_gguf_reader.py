@@ -57,5 +57,5 @@ def test_the_same_fields_and_tensors(tmp_path_factory: pytest.TempPathFactory, a
 def test_a_file_that_ends_within_a_vocabulary(tmp_path: Path) -> None:
     path = written(tmp_path / "m.gguf", {"tokens": [f"token {index}" for index in range(1000)]})
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(CorruptCheckpointError, match="not a whole GGUF file"):
+    with pytest.raises(CorruptCheckpointError, match="not a complete GGUF file"):
         open_gguf(path)

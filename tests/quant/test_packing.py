@@ -86,7 +86,7 @@ def test_inf_and_nan_are_refused_by_name(bad: float) -> None:
     weight = torch.randn(4, 64)
     weight[2, 5] = bad
     for refuse in (check_quantizable, lambda values, name: pack_q8_1(values, name=name)):
-        with pytest.raises(WeightError, match="tensor lm_head: it holds inf or nan"):
+        with pytest.raises(WeightError, match="tensor lm_head: it contains inf or NaN"):
             refuse(weight, "lm_head")
 
 

@@ -85,18 +85,18 @@ def test_an_algorithm_after_the_name_is_for_every_rule() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([], "a recipe is a mapping"),
+        ([], "a recipe must be a mapping"),
         ({"tensor": {}}, r"key 'tensor' is unknown.*Did you mean 'tensors'"),
-        ({"tensors": ["*"]}, "maps patterns to schemes"),
+        ({"tensors": ["*"]}, "must map patterns to schemes"),
         ({"tensors": {"*": "q4_O"}}, r"scheme 'q4_O' is unknown.*Did you mean 'q4_0'"),
         ({"tensors": {"*": "q4_0:gtpq"}}, r"algorithm 'gtpq' is unknown.*Did you mean 'gptq'"),
-        ({"tensors": {"*": "f16:gptq"}}, "algorithms choose q4_0 values"),
+        ({"tensors": {"*": "f16:gptq"}}, "algorithms apply to q4_0"),
         ({"tensors": {"*": {"scheme": "q4_0", "algoritm": "gptq"}}}, r"key 'algoritm'.*Did you mean 'algorithm'"),
-        ({"tensors": {"*": 4}}, "4 is no scheme"),
-        ({"tensors": {4: "q4_0"}}, "pattern 4 is no text"),
+        ({"tensors": {"*": 4}}, "4 is not a scheme"),
+        ({"tensors": {4: "q4_0"}}, "pattern 4 is not text"),
         ({"tensors": {"@linear": "q4_0"}}, r"role '@linear'.*Did you mean '@linears'"),
         ({"dtype": "bf16"}, "dtype 'bf16' is unknown"),
-        ({"target_size": "big"}, "'big' is no size"),
+        ({"target_size": "big"}, "'big' is not a size"),
     ],
 )
 def test_mistakes_are_named(data: object, message: str) -> None:
@@ -107,9 +107,9 @@ def test_mistakes_are_named(data: object, message: str) -> None:
 def test_names_and_sizes_that_do_not_fit_together() -> None:
     with pytest.raises(OptionError, match=r"recipe 'q4-0' is unknown.*Did you mean 'q4_0'"):
         named_recipe("q4-0", ALGORITHMS)
-    with pytest.raises(OptionError, match="leaves no values to choose"):
+    with pytest.raises(OptionError, match="has no q4_0 values"):
         named_recipe("f16:gptq", ALGORITHMS)
-    with pytest.raises(OptionError, match="no meaning with recipe"):
+    with pytest.raises(OptionError, match="does not apply to recipe"):
         named_recipe("q4_0", ALGORITHMS, TargetSize(10**9))
 
 

@@ -86,7 +86,7 @@ def test_shapes_without_blocks_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_integers_are_refused() -> None:
-    with pytest.raises(WeightError, match=r"tensor w: torch\.int64 cannot be quantised"):
+    with pytest.raises(WeightError, match=r"tensor w: torch\.int64 cannot be quantized"):
         QuantizedTensor(
             InMemoryTensor("w", torch.zeros(2, 32, dtype=torch.int64)), BUILT_IN["search"], QuantizationReport()
         )
@@ -96,7 +96,7 @@ def test_nan_is_refused_with_the_tensors_name_and_the_threads_end() -> None:
     weight = torch.randn(64, 64)
     weight[40, 3] = torch.nan
     threads = torch.get_num_threads()
-    with pytest.raises(WeightError, match=r"tensor model\.layers\.3\.w: it holds inf or nan"):
+    with pytest.raises(WeightError, match=r"tensor model\.layers\.3\.w: it contains inf or NaN"):
         streamed(InMemoryTensor("model.layers.3.w", weight))
     assert torch.get_num_threads() == threads
 
@@ -159,5 +159,5 @@ def test_nan_is_refused_with_the_tensors_name_in_one_pass(dtype: torch.dtype) ->
     weight = torch.randn(64, 64).to(dtype)
     weight[40, 3] = torch.nan
     source = InMemoryTensor("model.layers.3.w", weight)
-    with pytest.raises(WeightError, match=r"tensor model\.layers\.3\.w: it holds inf or nan"):
+    with pytest.raises(WeightError, match=r"tensor model\.layers\.3\.w: it contains inf or NaN"):
         list(QuantizedTensor(source, BUILT_IN["search"], QuantizationReport()).chunks())

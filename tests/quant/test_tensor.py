@@ -86,7 +86,7 @@ def test_bytes_that_do_not_fit_are_refused(size: int, scheme: str) -> None:
 def test_a_weight_that_has_no_blocks_is_named() -> None:
     with pytest.raises(WeightError, match=r"tensor head: its last axis is 48"):
         QTensor.from_float(torch.randn(3, 48), name="head")
-    with pytest.raises(WeightError, match="tensor head: it holds inf or nan"):
+    with pytest.raises(WeightError, match="tensor head: it contains inf or NaN"):
         QTensor.from_float(torch.full((1, 32), torch.inf), name="head")
 
 

@@ -70,7 +70,7 @@ class Suspect:
     def __str__(self) -> str:
         kind = f" ({self.module_type})" if self.module_type else ""
         source = f", {self.source}" if self.source else ""
-        return f"{self.tensor!r}, which {self.operator} makes in module {self.module_path or '(root)'}{kind}{source}"
+        return f"{self.tensor!r}, computed by {self.operator} in module {self.module_path or '(root)'}{kind}{source}"
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,10 @@ def _with_random_weights(
     names_of_outputs = [variable.name for variable in captured.outputs]
     values = replay(captured, inputs, stored, set(names_of_outputs))
     if any(name not in values for name in names_of_outputs):
-        note = "PyTorch cannot run the captured operators one by one with random weights: outputs are those of the real ones."
+        note = (
+            "PyTorch cannot run the captured operators one by one with random weights; the outputs are those of "
+            "the real weights."
+        )
         return replace(case, archive=folder), tuple(weights), note
     outputs = [values[name] for name in names_of_outputs]
     example = ExampleRun.from_tensors(inputs, outputs, case.example.output_names)
@@ -207,20 +210,23 @@ def _findings(
         answers = case.target.ask(case.archive, case.example.inputs)
         comparisons = tuple(case.target.compared(case.example, answers))
         if all(comparison.passed for comparison in comparisons):
-            notes.append("With the weights of this bundle tract agrees with PyTorch: the fault is in the weights left out."
-                         if weights else "Asked again, tract agrees with PyTorch.")  # fmt: skip
+            notes.append(("With the weights of this bundle tract agrees with PyTorch: the fault depends on the original "
+                "weights.")
+                         if weights else "When repeated, tract agrees with PyTorch.")  # fmt: skip
         else:
             divergence = first_divergence(
                 case.archive, case.translation, case.example, case.target.ask, case.target.check_io_tolerance
             )
             if divergence is None:
-                notes.append("Nothing differs once intermediate tensors are outputs too: tract's optimiser is suspect.")
+                notes.append(
+                    "Nothing differs when intermediate tensors are outputs too: tract's optimizer may be the cause."
+                )
     except EngineError as error:
-        notes.append(f"The engine gives no outputs: {error.message}")
+        notes.append(f"The engine returned no outputs: {error.message}")
         if not isinstance(error, EngineTimeoutError):  # each question would take as long again
             failure = first_failure(case.archive, case.translation, case.example, case.target.ask)
     except T2NError as error:
-        notes.append(f"The first differing tensor was not looked for: {error.message}")
+        notes.append(f"The first differing tensor was not searched: {error.message}")
     opinion = None
     if second_opinion:
         folder = content / "onnx" if not weights else content.parent / "onnx"  # ONNX holds the weights
@@ -348,7 +354,7 @@ def _versions(case: FailingCase) -> dict[str, str]:
 
 def _readme(case: FailingCase, findings: _Findings) -> str:
     lines = [
-        f"# A model that tract {case.target.release} and PyTorch do not agree on",
+        f"# A model on which tract {case.target.release} and PyTorch differ",
         "",
         str(case.error),
         "",
@@ -356,8 +362,8 @@ def _readme(case: FailingCase, findings: _Findings) -> str:
         *([findings.note, ""] if findings.note else []),
         *([f"Second opinion: {findings.opinion}.", ""] if findings.opinion is not None else []),
         "* `python reproduce.py` (needs numpy and the tract wheel) or `./reproduce.sh` (needs the tract command)",
-        "* `model/`: the archive; `captured_graph.txt`: what PyTorch captured; `report.json`: everything that was found",
-        "* `inputs.npz`, `outputs.npz` (PyTorch), and where there are any `tract_outputs.npz`, `first_divergence.npz`",
+        "* `model/`: the archive; `captured_graph.txt`: the captured graph; `report.json`: all findings",
+        "* `inputs.npz`, `outputs.npz` (PyTorch), and if present `tract_outputs.npz`, `first_divergence.npz`",
     ]
     return "\n".join(lines) + "\n"
 

@@ -115,7 +115,7 @@ def _by_name(
     if sorted(named) != sorted(archived) or len(named) != len(arrays):
         said = f", called {', '.join(names)}" if names is not None else ""
         raise OptionError(
-            f"{len(arrays)} {what} tensors{said}; the archive has {len(archived)}.",
+            f"{len(arrays)} {what} tensors{said}, but the archive has {len(archived)}.",
             f"Its {what}s are {', '.join(archived)}.",
         )
     found = dict(zip(named, arrays, strict=True))

@@ -54,7 +54,7 @@ class SecondOpinion:
 
     def __str__(self) -> str:
         if self.agrees is None:
-            return f"no second opinion: {self.reason}"
+            return f"not compared through ONNX: {self.reason}"
         verdict = "agrees with" if self.agrees else "differs from"
         return f"through ONNX tract {verdict} PyTorch" + (f" ({self.reason})" if self.reason else "")
 
@@ -139,13 +139,15 @@ def _export_onnx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
-        raise MissingExtraError(f"the package {missing[0]} is not installed.", "Install it: pip install t2n-llm[debug]")
+        raise MissingExtraError(
+            f"the package {missing[0]} is not installed.", "Install it with pip install 't2n-llm[debug]'."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     try:
         _write_onnx(model, args, kwargs, folder / ONNX_FILE)
     except Exception as error:  # torch.onnx raises many unrelated classes, none of them documented
         reason = first_line(error.__cause__ or error)  # torch.onnx's own first line says which of its steps it was
-        raise CaptureError(f"PyTorch cannot write it as ONNX: {reason}") from error
+        raise CaptureError(f"PyTorch cannot export it to ONNX: {reason}") from error
 
 
 def _write_nnef(folder: Path, registries: Sequence[str], command: TractCli | None = None) -> str:
@@ -157,7 +159,7 @@ def _write_nnef(folder: Path, registries: Sequence[str], command: TractCli | Non
         else:
             command.convert(model, archive, registries=registries)
     except EngineError as error:
-        return f"tract cannot write it as NNEF: {error.message}"
+        return f"tract cannot convert it to NNEF: {error.message}"
     return ""
 
 

@@ -60,7 +60,7 @@ Reached = Callable[[Stage], None]
 F32_SWITCHES: Mapping[str, str] = {
     "force_norm_in_f32": "norms in f32 (TractNNEF(force_norm_in_f32=True))",
     "force_attention_inner_in_f32": "attention in f32 (TractNNEF(force_attention_inner_in_f32=True))",
-    "force_linear_accumulation_in_f32": "products accumulated in f32 (TractNNEF(force_linear_accumulation_in_f32=True))",
+    "force_linear_accumulation_in_f32": "matmuls with f32 accumulation (TractNNEF(force_linear_accumulation_in_f32=True))",
 }
 
 
@@ -156,7 +156,7 @@ class Attempt:
             prepared = self._prepared(module, list(references[0].outputs) if references else None)
             document = self._translated(prepared.graph)
             if not references:
-                self.notes.append("there is nothing to compare with: not written or run")
+                self.notes.append("nothing to compare with: it was not written or not run")
                 return
             self._enter(Stage.WRITE)
             document, sources = with_tensors(document, prepared.sources)
@@ -219,10 +219,10 @@ class Attempt:
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             if size <= self.options.materialise_bytes and self.case.piece.path:
                 fill_with_random(module)
-                self.notes.append("tried with random weights")
+                self.notes.append("run with random weights")
         if any(tensor.dtype is torch.bfloat16 for tensor in tensors):
             module.float()
-            self.notes.append("computed in float32: the engine has no bfloat16")
+            self.notes.append("computed in float32, because the engine has no bfloat16")
 
     def _plain(self, recorded: RecordedCall) -> RecordedCall:
         """Return a call whose tensors are as the piece is tried with: f32 for bf16, random for meta."""
@@ -248,7 +248,7 @@ class Attempt:
             raise
         except Exception as error:  # whatever the model's or PyTorch's code raises
             first = next(iter(str(error).splitlines()), type(error).__name__)
-            self.notes.append(f"PyTorch does not run it alone here: {redacted(first)}")
+            self.notes.append(f"PyTorch cannot run it separately here: {redacted(first)}")
         recorded = [] if self.options.isolated else [_Reference(call, call.outputs()) for call in calls]
         return [
             each for each in recorded if each.outputs and not any(tensor.is_meta for tensor in each.outputs.values())
@@ -265,7 +265,7 @@ class Attempt:
             try:
                 module.feed.sizes(module.leaves(call))
             except CaptureError as error:
-                self.notes.append(f"set {call.call.set_index} was left out: {error.message}")
+                self.notes.append(f"call {call.call.set_index} was skipped: {error.message}")
                 continue
             found.append(_Reference(call, module.answers(call)))
             if call is calls[0]:
@@ -278,8 +278,8 @@ class Attempt:
         for name, tensor in first.items():
             if not torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(second[name])):
                 raise NonDeterministicError(
-                    f"{self.case.piece.class_name}: run twice on the same inputs, output {name!r} differs.",
-                    "Random numbers have no place in an archive: take them as inputs, or switch them off.",
+                    f"{self.case.piece.class_name}: two runs on the same inputs differ in output {name!r}.",
+                    "Random numbers cannot be exported: pass them as inputs, or switch them off.",
                 )
         for name, held in call.results.items():
             before = held.tensor
@@ -289,7 +289,8 @@ class Attempt:
                 before.float(), first[name].float(), rtol=1e-2, atol=1e-2 * float(before.float().abs().max() or 1)
             ):
                 self.notes.append(
-                    f"run alone, output {name} is not what was recorded: training mode, or something beside its arguments"
+                    f"run separately, output {name} differs from the recorded one: the module is in training "
+                    "mode, or depends on something other than its arguments"
                 )
 
     # --- the engine's side --------------------------------------------------------------------------
@@ -303,7 +304,7 @@ class Attempt:
             inputs = module.feed.inputs(module.leaves(reference.call))
             missing = [variable.name for variable in provenance.captured.inputs if variable.name not in inputs]
             if missing:
-                self.notes.append(f"set {reference.call.call.set_index} was left out: it has no {missing[0]}")
+                self.notes.append(f"call {reference.call.call.set_index} was skipped: it has no {missing[0]}")
                 continue
             arrays = [as_array(inputs[variable.name]) for variable in provenance.captured.inputs]
             outputs = [as_array(as_stored(tensor)) for tensor in reference.outputs.values()]
@@ -365,7 +366,7 @@ class Attempt:
     def _blame(self, archive: Path, provenance: Provenance, example: ExampleRun, worst: Comparison) -> None:
         error = MismatchError(
             f"{self.case.piece.class_name}: {worst}",
-            "Compare the translation of the operator with what PyTorch computes.",
+            "Compare the translation of this operator with PyTorch's computation.",
         )
         self.suggestions = self._switches(example) if self.options.suggest else ()
         limit = worst.allowed / max(worst.rms, 1.0)

@@ -127,11 +127,11 @@ class Feed:
             if leaf not in leaves:
                 continue
             if leaves[leaf].ndim != len(axes):
-                raise CaptureError(f"{leaf} is of another rank.")
+                raise CaptureError(f"{leaf} has another rank.")
             for form, size in zip(axes, leaves[leaf].shape, strict=True):
                 symbol = _size(form, set()) if form.bare is None else form.bare
                 if isinstance(symbol, str) and sizes.setdefault(symbol, int(size)) != size:
-                    raise CaptureError(f"{leaf}: {symbol} is {sizes[symbol]} and {size} at once.")
+                    raise CaptureError(f"{leaf}: {symbol} is both {sizes[symbol]} and {size}.")
                 if form.is_constant and form.offset != size:
                     raise CaptureError(f"{leaf}: an axis of {form.offset} is {size} here.")
         return {_plain_name(symbol): size for symbol, size in sizes.items()}

@@ -147,7 +147,7 @@ def calls_for(case: Case, *, dynamic: bool) -> tuple[RecordedCall, ...]:
 
 def _given(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     if name not in tensors:
-        raise CaptureError(f"run alone, the piece gives no {name!r}, as it did when it was recorded.")
+        raise CaptureError(f"run separately, the module returns no {name!r}, unlike in the recording.")
     return tensors[name]
 
 

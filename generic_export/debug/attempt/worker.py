@@ -105,12 +105,12 @@ class Worker:
     def _explained(self, ending: Ending) -> tuple[str, str, str]:
         """Return the kind, the message and the hint of an error that says how the process died."""
         if ending.reason is Reason.OVERTIME:
-            return "TimeLimitError", f"no end after {self._limits.seconds:g} s", "Raise limits.seconds."
+            return "TimeLimitError", f"not finished after {self._limits.seconds:g} s", "Raise limits.seconds."
         if ending.reason is Reason.MEMORY:
             used = f"{self._process.peak_bytes / 2**30:.1f} GiB"
-            return "MemoryLimitError", f"took {used}, {self._limits.memory} are allowed", "Raise limits.memory."
+            return "MemoryLimitError", f"used {used}, but the limit is {self._limits.memory}", "Raise limits.memory."
         words = last_words(ending.output)
-        hint = "Most often the machine ran out of memory." if ending.cause == "SIGKILL" else ""
+        hint = "The machine probably ran out of memory." if ending.cause == "SIGKILL" else ""
         return "WorkerDiedError", f"the process died ({ending.cause}){f': {words}' if words else ''}", hint
 
     def _dead(self, kind: str, message: str, hint: str) -> Verdict:

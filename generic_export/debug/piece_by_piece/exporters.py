@@ -91,7 +91,7 @@ def exporter_named(name: str, keywords: Mapping[str, Any]) -> Exporter:
     entry = EXPORTERS[name]
     for keyword in entry.taken & set(keywords):
         raise OptionError(
-            f"exporter_kwargs has {keyword!r}, which the recorded calls say.", f"Leave it out of {name!r}'s."
+            f"exporter_kwargs has {keyword!r}, which the recorded calls determine.", f"Omit it for {name!r}."
         )
     for package in entry.needs:
         if find_spec(package) is None:
@@ -118,7 +118,7 @@ def export_nnef(case: Case, request: ExportRequest) -> StatusExport:
         )
         if keywords:
             raise OptionError(
-                f"exporter 'nnef' takes no {next(iter(keywords))!r}.", "It takes target, fusions and limits."
+                f"exporter 'nnef' does not take {next(iter(keywords))!r}.", "It takes target, fusions and limits."
             )
         verdict = _in_worker(case, options, limits)
     return _status_of(verdict, request)
@@ -190,7 +190,7 @@ def _shapes_given(given: Any, module: PieceModule) -> tuple[dict[int, Any], ...]
         by_name = dict(given) if isinstance(given, Mapping) else dict(zip(names, given or (), strict=False))
     composed = next((part.name for part in module.feed.parts if part.name not in module.feed.trees), None)
     if composed is not None:
-        raise OptionError(f"dynamic_shapes cannot be given: the sizes of {composed} follow from other inputs.")
+        raise OptionError(f"dynamic_shapes cannot be given: the sizes of {composed} depend on other inputs.")
     return tuple(_inside(by_name, part.name.split(".")) or {} for part in module.feed.parts)
 
 

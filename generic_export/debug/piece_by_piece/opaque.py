@@ -78,7 +78,9 @@ class OpaqueModule:
             CaptureError: the shape of an output follows from no input, or the module is a script.
         """
         if isinstance(self.module, torch.jit.ScriptModule):
-            raise CaptureError(f"{self.name}: a ScriptModule cannot be replaced.", "Take the module it was made from.")
+            raise CaptureError(
+                f"{self.name}: a ScriptModule cannot be replaced.", "Use the module that it was made from."
+            )
         for maker in self.makers if self._given is None else ():
             _ = maker.shape  # before anything is changed: it may be unknown
         while hasattr(getattr(torch.ops, NAMESPACE), self.name):  # another tree has a module of this name in its place
@@ -109,7 +111,7 @@ class OpaqueModule:
         learnt = Shapes(inputs, dtypes, self.name)
         results = [list(recorded.result_shapes()) for recorded in self.calls]
         if len(set(map(len, results))) != 1:
-            raise CaptureError(f"{self.name} gives more tensors in some calls.")
+            raise CaptureError(f"{self.name} returns more tensors in some calls than in others.")
         columns = zip(*results, strict=True)
         return [
             learnt_maker(learnt, index, [shape for _, shape in column], tensor.dtype, f"{self.name} {column[0][0]}", self._given)

@@ -41,7 +41,7 @@ def moving_axes(values: Sequence[Any], where: str) -> Any:
     """
     flat = [pytree.tree_flatten(value, lambda inner: not isinstance(inner, _NESTS)) for value in values]
     if any(spec != flat[0][1] for _, spec in flat):
-        raise CaptureError(f"{where}: a value has another type, length or keys in some calls.")
+        raise CaptureError(f"{where}: a value has different types, lengths or keys in different calls.")
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     return pytree.tree_unflatten([_moving(column, where) for column in columns], flat[0][1])
 
@@ -57,7 +57,7 @@ def moving_arguments(
     if not calls:
         raise CaptureError(f"{where} was not called.")
     if len({(len(args), *sorted(kwargs)) for args, kwargs in calls}) != 1:
-        raise CaptureError(f"{where} was called with other arguments in some calls.")
+        raise CaptureError(f"{where} was called with different arguments in some calls.")
     first_args, first_kwargs = calls[0]
     positional = tuple(of_values(*(args[index] for args, _ in calls)) for index in range(len(first_args)))
     return positional, {name: of_values(*(kwargs[name] for _, kwargs in calls)) for name in first_kwargs}
@@ -74,7 +74,7 @@ def _moving(values: Sequence[Any], where: str) -> Any:
     if not any(tensors):
         return None
     if len({len(found) for found in tensors}) != 1:
-        raise CaptureError(f"{where}: a state has another number of tensors in some calls.")
+        raise CaptureError(f"{where}: a state has different numbers of tensors in different calls.")
     return [_axes([tuple(tensor.shape) for tensor in column]) for column in zip(*tensors, strict=True)]
 
 
@@ -131,7 +131,7 @@ class Shapes:
         self, inputs: Sequence[Sequence[tuple[int, ...]]], dtypes: Sequence[torch.dtype | None], name: str
     ) -> None:
         if len({tuple(map(len, shapes)) for shapes in inputs}) != 1:
-            raise CaptureError(f"{name} is called with more tensors, or ones of other ranks, in some calls.")
+            raise CaptureError(f"{name} is called with more tensors, or other ranks, in some calls.")
         self._inputs, self._dtypes = inputs, dtypes
         self._symbols = Symbols(names=[])
         self._origins: dict[str, tuple[int, int]] = {}
@@ -148,15 +148,15 @@ class Shapes:
             CaptureError: a size follows from no input; a shape function has to be given.
         """
         if len(set(map(len, shapes))) != 1:
-            raise CaptureError(f"{name}: an output has another rank in some calls.")
+            raise CaptureError(f"{name}: an output has different ranks in different calls.")
         forms = []
         for axis in range(len(shapes[0])):
             form = self._symbols.form([(call, shape[axis]) for call, shape in enumerate(shapes)])
             if form is None:
                 sizes = ", ".join(str(shape[axis]) for shape in shapes)
                 raise CaptureError(
-                    f"{name}: axis {axis} of an output is {sizes}, which follows from no input.",
-                    "Give shape_functions={class or operator name: function of the inputs}.",
+                    f"{name}: axis {axis} of an output is {sizes}, which depends on no input.",
+                    "Pass shape_functions={class or operator name: function of the inputs}.",
                 )
             forms.append(form)
         symbols = {symbol for form in forms for term, _ in form.terms for symbol in term.split("*")}

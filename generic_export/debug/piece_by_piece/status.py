@@ -66,7 +66,7 @@ class Strategies:
             return cls(CustomOpStrategy.of(value))
         odd = [key for key in value if not isinstance(key, (type, str))]
         if odd:
-            raise OptionError(f"replace_by_custom_op has the key {odd[0]!r}.", "Give classes, or names, as keys.")
+            raise OptionError(f"replace_by_custom_op has the key {odd[0]!r}.", "Use classes, or names, as keys.")
         return cls(chosen={key: CustomOpStrategy.of(strategy) for key, strategy in value.items()})
 
     def at(self, node: Named) -> CustomOpStrategy:
@@ -85,9 +85,7 @@ class Strategies:
             if key not in known:
                 classes = ", ".join(sorted({type(node.model).__name__ for node in nodes}))
                 name = key if isinstance(key, str) else key.__name__
-                raise OptionError(
-                    f"replace_by_custom_op speaks of {name!r}, which is not there.", f"Classes: {classes}."
-                )
+                raise OptionError(f"replace_by_custom_op names {name!r}, which does not exist.", f"Classes: {classes}.")
 
 
 class Named(Protocol):

@@ -48,7 +48,7 @@ def trace_forward_execution(
     narration = Narration.of(verbose)
     watch = watch_of(model, traced_method)
     root = _grown(watch)
-    narration.say(1, f"[trace_forward_execution] {root.full_name}: {len(watch.recording.paths)} modules are watched")
+    narration.say(1, f"[trace_forward_execution] {root.full_name}: recording {len(watch.recording.paths)} modules")
     with watching(watch, trace_functions, black_list_functions or ()):
         yield root
     fill(root, watch.recording)
@@ -83,7 +83,7 @@ def trace_execution_piece_by_piece(
         OptionError: `inputs` is empty or has another form.
     """
     if not inputs:
-        raise OptionError("no input sets were given.", "Give two or more of different sizes.")
+        raise OptionError("no inputs were given.", "Record two or more of different sizes.")
     calls = [as_call(given) for given in inputs]
     with (
         trace_forward_execution(model, verbose, traced_method, trace_functions, black_list_functions) as root,

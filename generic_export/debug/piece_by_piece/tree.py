@@ -119,9 +119,9 @@ class ModelDiagnoseOutput(ModuleNode):
             OptionError: `diag` is not a `ModelDiagnoseOutput`, or already has another parent.
         """
         if not isinstance(diag, ModelDiagnoseOutput):
-            raise OptionError(f"add_child was given a {type(diag).__name__}.", "Give a ModelDiagnoseOutput.")
+            raise OptionError(f"add_child was called with a {type(diag).__name__}.", "Pass a ModelDiagnoseOutput.")
         if diag.parent not in (None, self):
-            raise OptionError(f"{diag.full_name} is a child of {diag.parent.full_name} already.")
+            raise OptionError(f"{diag.full_name} is already a child of {diag.parent.full_name}.")
         diag.parent = self
         self.children.append(diag)
 
@@ -180,7 +180,7 @@ class ModelDiagnoseOutput(ModuleNode):
             CaptureError: calls disagree in type, rank, length or keys.
         """
         if not objs:
-            raise OptionError("guess_dynamic_shape_object was given nothing.", "Give one value per call.")
+            raise OptionError("guess_dynamic_shape_object was called without a value.", "Pass one value per call.")
         return moving_axes(objs, msg() if msg is not None else self.full_name)
 
     def guess_dynamic_shapes(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -216,7 +216,7 @@ class ModelDiagnoseOutput(ModuleNode):
             else:
                 found.append((maker.shape.sources, maker.dtype, maker if maker.shape.like is None else None))
             where = f"{self.full_name}: output {maker.index}"
-            narration.say(1, f"[build_shape_mapping_indices] {where} follows from input {found[-1][0]}", self)
+            narration.say(1, f"[build_shape_mapping_indices] {where} depends on input {found[-1][0]}", self)
         return found
 
     def _given_shape_function(self, shape_functions: ShapeFunctions | None) -> ShapeFunction | None:
@@ -245,9 +245,11 @@ class ModelDiagnoseOutput(ModuleNode):
             OptionError: the numbers of inputs and outputs differ, or there is no output with this index.
         """
         if not flattened_inputs or len(flattened_inputs) != len(flattened_outputs):
-            raise OptionError(f"{len(flattened_inputs)} calls of inputs, {len(flattened_outputs)} of outputs.")
+            raise OptionError(
+                f"there are {len(flattened_inputs)} calls of inputs but {len(flattened_outputs)} of outputs."
+            )
         if not all(0 <= output_index < len(tensors) for tensors in flattened_outputs):
-            raise OptionError(f"there is no output {output_index}.", f"A call has {len(flattened_outputs[0])}.")
+            raise OptionError(f"there is no output {output_index}.", f"Each call has {len(flattened_outputs[0])}.")
         calls = [list(_tensors(call)) for call in flattened_inputs]
         dtypes = [tensor.dtype for tensor in calls[0]]
         learnt = Shapes([[tuple(t.shape) for t in call] for call in calls], dtypes, self.full_name)
@@ -255,7 +257,7 @@ class ModelDiagnoseOutput(ModuleNode):
         shapes, given = [tuple(tensor.shape) for tensor in outputs], self._given_shape_function(shape_functions)
         maker = learnt_maker(learnt, output_index, shapes, outputs[0].dtype, self.full_name, given)
         if given is None:
-            text = f"{self.full_name}: output {output_index} follows from input {maker.shape.sources}"
+            text = f"{self.full_name}: output {output_index} depends on input {maker.shape.sources}"
             Narration.of(verbose).say(1, f"[determine_shape_fct] {text}", self)
         return maker
 
@@ -264,7 +266,7 @@ class ModelDiagnoseOutput(ModuleNode):
     def _opaque_module(self, shape_functions: ShapeFunctions | None) -> OpaqueModule:
         self._run_what_was_added()
         if not self._calls:
-            raise CaptureError(f"{self.full_name} was not called: nothing is known of its shapes.")
+            raise CaptureError(f"{self.full_name} was not called, so its shapes are unknown.")
         given = self._given_shape_function(shape_functions)
         return OpaqueModule(self.custom_op_name, self._calls, given, self.method_name)
 
@@ -280,7 +282,7 @@ class ModelDiagnoseOutput(ModuleNode):
             OptionError: the module is already replaced.
         """
         if self._opaque is not None:
-            raise OptionError(f"{self.full_name} is a custom operator already.")
+            raise OptionError(f"{self.full_name} is already a custom operator.")
         opaque = self._opaque_module(shape_functions)
         opaque.put()
         self._opaque, self.forward_custom_op_schema = opaque, opaque.schema
@@ -295,7 +297,7 @@ class ModelDiagnoseOutput(ModuleNode):
         if self._opaque is not None:
             self._opaque.remove()
             self._opaque = None
-            Narration.of(verbose).say(1, f"[remove_custom_op_inplace] {self.full_name} is itself again", self)
+            Narration.of(verbose).say(1, f"[remove_custom_op_inplace] {self.full_name} is restored", self)
 
     # --- exports --------------------------------------------------------------------------------------
 
@@ -341,7 +343,8 @@ class ModelDiagnoseOutput(ModuleNode):
         strategies.check(self)
         if strategies.at(self) is CustomOpStrategy.ALWAYS and exporter != "fx":
             raise OptionError(
-                f"ALWAYS makes the module one operator that {exporter!r} cannot hold.", "Use exporter='fx', or LOCAL."
+                f"ALWAYS replaces the module by one operator, which {exporter!r} does not support.",
+                "Use exporter='fx', or LOCAL.",
             )
         request = ExportRequest(keywords, discrepancies, use_dynamic_shapes, atol=atol, rtol=rtol)
         narration = Narration.of(verbose)
@@ -369,7 +372,7 @@ class ModelDiagnoseOutput(ModuleNode):
     def _export_here(self, trial: _Trial) -> StatusExport:
         self._run_what_was_added()
         if not self._cases:
-            return StatusExport(StatusExportCode.FAIL_NOINPUT, "EXPORT", "no input set reaches this module")
+            return StatusExport(StatusExportCode.FAIL_NOINPUT, "EXPORT", "no recorded call reaches this module")
         if trial.request.dynamic is None:
             trial = replace(trial, request=replace(trial.request, dynamic=len(self._calls) > 1))
         strategy = trial.strategies.at(self)

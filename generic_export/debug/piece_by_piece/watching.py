@@ -50,7 +50,7 @@ def watch_of(model: nn.Module, traced_method: TracedMethod | None) -> Watch:
         raise OptionError(f"model is a {type(model).__name__}, not an nn.Module.")
     traced = traced_method or {}
     if not method_of(model, traced):
-        raise OptionError(f"traced_method leaves {type(model).__name__} itself out: nothing is traced.")
+        raise OptionError(f"traced_method excludes {type(model).__name__} itself: nothing is recorded.")
     visible = visible_modules(model, lambda _: False, lambda module: not method_of(module, traced))
     methods = {module: method for module in visible if (method := method_of(module, traced)) and method != "forward"}
     for module, method in methods.items():

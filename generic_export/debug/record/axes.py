@@ -95,7 +95,7 @@ class Symbols:
             return Form(offset=sizes[0][1])
         fitting = sorted((form for form in self._candidates(sizes)), key=lambda form: form.cost)
         if len(fitting) > 1 and fitting[0].cost[:2] == fitting[1].cost[:2] and fitting[0].cost == fitting[1].cost:
-            self.warn(f"sizes {_listed(sizes)} are {fitting[0]} as well as {fitting[1]}: record one more input set.")
+            self.warn(f"sizes {_listed(sizes)} match both {fitting[0]} and {fitting[1]}: record one more call.")
         return fitting[0] if fitting else None
 
     def named(self, sizes: Sequence[tuple[int, int]], axis: int | None = None) -> Form:
@@ -182,9 +182,9 @@ def infer_axes(
     seen = _sizes_by_axis(roots)
     _check_overrides(overrides or {}, seen)
     if len(roots) < 2:
-        symbols.warn("one input set: no dynamic axis could be inferred, all sizes are static.")
+        symbols.warn("only one call was recorded: no dynamic axis could be inferred, all sizes are static.")
     elif not any(len({size for _, size in sizes}) > 1 for sizes in seen.values()):
-        symbols.warn("all input sets have the same sizes: no dynamic axis could be inferred.")
+        symbols.warn("all calls have the same sizes: no dynamic axis could be inferred.")
     _declare(symbols, seen, overrides or {})
     for (leaf, axis), sizes in seen.items():
         if len({size for _, size in sizes}) > 1 and (overrides or {}).get(leaf, {}).get(axis) is None:
@@ -235,12 +235,12 @@ def _declare(symbols: Symbols, seen: Mapping[tuple[str, int], list[tuple[int, in
             sizes = dict(seen[leaf, axis])
             twin = next((other for other, values in symbols.values.items() if values == sizes and other != name), None)
             if twin is not None and len(sizes) > 1:
-                symbols.warn(f"{name} and {twin} have the same sizes in every set: record one more input set.")
+                symbols.warn(f"{name} and {twin} have the same sizes in every call: record one more call.")
             if name not in symbols.values:
                 symbols.add(sizes, name)
             if len(set(sizes.values())) == 1:
                 symbols.warn(
-                    f"axis {axis} of {leaf} is {next(iter(sizes.values()))} in every set, but declared {name}."
+                    f"axis {axis} of {leaf} is {next(iter(sizes.values()))} in every call, but declared {name}."
                 )
 
 
@@ -253,8 +253,8 @@ def _warn_of_small_sizes(
         is_open = overrides.get(leaf, {}).get(axis) is None and not re.search(r"\d$", leaf)
         if is_open and (found <= {0} or found <= {1}):
             symbols.warn(
-                f"axis {axis} of {leaf} is {next(iter(found))} in every set, taken for static; "
-                f"if it is dynamic say axes={{{leaf!r}: {{{axis}: 'B'}}}}."
+                f"axis {axis} of {leaf} is {next(iter(found))} in every call and is taken as static; if it is "
+                f"dynamic, pass axes={{{leaf!r}: {{{axis}: 'B'}}}}."
             )
 
 

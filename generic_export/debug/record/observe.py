@@ -52,7 +52,7 @@ def observe(
     recording = Recording(model, TensorStore(parse_size(budget)), paths=all_paths(model))
     recorder = Recorder(recording, max_calls=max_calls, skip=tuple(skip))
     if any(module.training for module in model.modules()):
-        recording.warn(f"{type(model).__name__} was recorded in training mode; pieces are tried in eval mode.")
+        recording.warn(f"{type(model).__name__} was recorded in training mode; modules are tried in eval mode.")
     modules = visible_modules(model, lambda module: isinstance(module, tuple(skip)))
     with ExitStack() as stack:
         stack.enter_context(recorder.attached(modules))
@@ -110,7 +110,7 @@ def record(
         UnknownStateError, ObservationError: the model cannot be recorded.
     """
     if not input_sets:
-        raise OptionError("no input sets were given.", "Give two or more calls of different sizes, or a recording.")
+        raise OptionError("no inputs were given.", "Pass two or more calls of different sizes, or a recording.")
     with (
         observe(model, max_calls=len(input_sets), budget=budget, functions=functions) as recording,
         evaluation_mode(model),
@@ -132,8 +132,8 @@ def as_call(given: InputSet) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(given, tuple):
         return given, {}
     raise OptionError(
-        f"an input set is a {type(given).__name__}.",
-        "Give a dict of keywords, a tuple, or a pair of a tuple and a dict.",
+        f"an input is a {type(given).__name__}.",
+        "Pass a dict of keywords, a tuple, or a pair of a tuple and a dict.",
     )
 
 
@@ -157,8 +157,8 @@ def completed(recording: Recording, recorded: RecordedCall) -> RecordedCall:
     found = next((r for r in again.calls if r.module is module and r.call.turn == recorded.call.turn), None)
     if found is None or not _same_checksums(recorded, found):
         raise ObservationError(
-            f"{recorded.call.path or '(root)'}: run again, {recorded.call.class_name} computes other numbers.",
-            "Raise the budget of observe(), so that nothing has to be computed again.",
+            f"{recorded.call.path or '(root)'}: a second run of {recorded.call.class_name} computes different values.",
+            "Raise the budget of observe(), so that nothing has to be recomputed.",
         )
     return replace(found, call=recorded.call)
 

@@ -198,7 +198,10 @@ def _notes(group: Sequence[RecordedCall]) -> Iterator[str]:
                 values.setdefault(leaf.name, set()).add(leaf.value)
     for name, found in values.items():
         if len(found) > 1:
-            yield f"output {name} is no tensor and differs between calls ({', '.join(sorted(found))}): no archive has it"
+            yield (
+                f"output {name} is not a tensor and differs between calls ({', '.join(sorted(found))}): an archive "
+                "cannot return it"
+            )
 
 
 # --- sizes ------------------------------------------------------------------------------------------

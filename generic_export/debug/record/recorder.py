@@ -250,8 +250,8 @@ class Recorder:
             self.owner = thread
         if thread != self.owner:
             raise ObservationError(
-                f"{path or '(root)'}: the model is run by a second thread while it is being recorded.",
-                "Open one observe() block per run, one after the other.",
+                f"{path or '(root)'}: a second thread runs the model while it is being recorded.",
+                "Use one observe() block per run, one after the other.",
             )
 
     def _note_unknown(self, path: str, name: str, value: Any) -> None:

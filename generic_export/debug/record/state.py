@@ -52,7 +52,7 @@ def register_state_adapter(adapter: StateAdapter) -> None:
         RegistrationError: the class has another adapter already.
     """
     if _ADAPTERS.get(adapter.kind, adapter) != adapter:
-        raise RegistrationError(f"{adapter.kind.__name__} has a state adapter already.")
+        raise RegistrationError(f"{adapter.kind.__name__} already has a state adapter.")
     _ADAPTERS[adapter.kind] = adapter
 
 
@@ -83,7 +83,8 @@ def require_known(value: object, name: str) -> None:
     if holds_tensors(value):
         kind = type(value)
         raise UnknownStateError(
-            f"argument {name!r} is a {kind.__module__}.{kind.__name__}, which holds tensors and is not a known container.",
+            f"argument {name!r} is a {kind.__module__}.{kind.__name__}, which contains tensors and is not a "
+            "known container.",
             "Register it: generic_export.diagnose.register_state_adapter(StateAdapter(kind, flatten, copy, assign)).",
         )
 

@@ -27,7 +27,7 @@ _FAILS = {
     Stage.WRITE: "cannot be written",
     Stage.LOAD: "is refused by the engine",
     Stage.RUN: "fails in the engine",
-    Stage.COMPARE: "computes something else than PyTorch",
+    Stage.COMPARE: "differs from PyTorch",
     None: "fails",
 }
 _MOST_PATHS = 12
@@ -46,7 +46,7 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
         diagnosis=diagnosis,
         culprits=culprits,
         ended=_ended(diagnosis, len(culprits)),
-        figures=[("pieces", len(diagnosis.pieces)), ("modules", modules), ("faults", len(culprits)), *counts],
+        figures=[("distinct modules", len(diagnosis.pieces)), ("modules", modules), ("faults", len(culprits)), *counts],
         shares=[(_LOOKS[outcome][0], count, f"{outcome}: {count}") for outcome, count in counts],
         anchors={piece.key: f"p{number}" for number, piece in enumerate(diagnosis.pieces, 1)},
         isolated={verdict.key: verdict for verdict in diagnosis.isolated},
@@ -64,7 +64,7 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
 def _ended(diagnosis: Diagnosis, faults: int) -> tuple[str, str]:
     """Return how it ended: a look, and words."""
     if diagnosis.interrupted:
-        return "bad" if faults else "none", "interrupted: not everything was tried"
+        return "bad" if faults else "none", "interrupted: some modules were not tried"
     if faults:
         return "bad", f"✗ {faults} fault{'s' if faults > 1 else ''}"
     return ("good", "✓ everything that was tried passes") if diagnosis.ok else ("none", "nothing was tried")

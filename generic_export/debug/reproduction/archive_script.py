@@ -1,7 +1,7 @@
 """Repeat the check of a debug bundle: `python reproduce.py` in its folder. Needs only numpy and `pip install tract`.
 
 In: `model/`, `inputs.npz`, `outputs.npz` (what PyTorch says) and `report.json` beside this file. Out: how far tract is from
-PyTorch, output by output; exit code 1 when one is beyond the tolerance.
+PyTorch, output by output; exit code 1 when one is exceed the tolerance.
 """
 
 import json
@@ -63,7 +63,7 @@ def main() -> int:
             beyond = float(np.mean(error > allowed)) if error.size else 0.0
             failed |= beyond > limits["outliers"]
             print(
-                f"{name}: max abs error {error.max(initial=0.0):.3g}, {beyond:.2%} of {error.size} beyond the tolerance"
+                f"{name}: max abs error {error.max(initial=0.0):.3g}, {beyond:.2%} of {error.size} exceed the tolerance"
             )
     return int(failed)
 

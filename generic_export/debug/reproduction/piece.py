@@ -188,7 +188,7 @@ class _Writer:
             f"{verdict.error}" if verdict.error else "",
             "",
             *([note, ""] if note else []),
-            f"`python repro.py` tries the piece alone; exit code 1 when it fails. {numbers}",
+            f"`python repro.py` tries the module separately; exit code 1 when it fails. {numbers}",
             "",
             ", ".join(f"{name} {version}" for name, version in self.diagnosis.versions.items()),
         ]

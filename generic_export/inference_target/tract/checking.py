@@ -133,13 +133,13 @@ def _target(
 ) -> TractNNEF:
     """Return the target that asks the engine that was given, within the tolerance that was given."""
     if engine is not None and target is not None:
-        raise OptionError("both tract_cli and inference_target say which engine to ask.", "Give one of them.")
+        raise OptionError("both tract_cli and inference_target were given.", "Omit one of them.")
     if isinstance(engine, TractCli):
         judged = TractCheckTolerance.EXACT if tolerance is None else tolerance
         return TractNNEF(engine.version, specific_tract_binary_path=engine.binary, check_io_tolerance=judged)
     given = engine or target or TractNNEF.latest()
     if not isinstance(given, TractNNEF):
-        raise OptionError(f"a {type(given).__name__} cannot run an archive.", "Give a TractCli, or a TractNNEF.")
+        raise OptionError(f"a {type(given).__name__} cannot run an archive.", "Use a TractCli, or a TractNNEF.")
     return given if tolerance is None else replace(given, check_io_tolerance=tolerance_of(tolerance))
 
 
@@ -151,7 +151,7 @@ def _tuple(args: torch.Tensor | Sequence[Any]) -> tuple[Any, ...]:
     if isinstance(args, torch.Tensor):
         return (args,)
     if not isinstance(args, (tuple, list)):
-        raise OptionError(f"the example input is a {type(args).__name__}.", "Give a tensor, or a tuple of arguments.")
+        raise OptionError(f"the example input is a {type(args).__name__}.", "Use a tensor, or a tuple of arguments.")
     return tuple(args)
 
 

@@ -66,7 +66,7 @@ class EngineTarget(InferenceTarget, ABC):
             MismatchError: the engine has another number of outputs.
         """
         if len(answers) != len(example.outputs):
-            raise MismatchError(f"tract gives {len(answers)} outputs, PyTorch {len(example.outputs)}.")
+            raise MismatchError(f"tract returned {len(answers)} outputs, but PyTorch returned {len(example.outputs)}.")
         return [
             compare(name, _as_stored(answer, reference), reference, self.check_io_tolerance.limits(reference.dtype))
             for name, answer, reference in zip(example.output_names, answers, example.outputs, strict=True)
@@ -93,7 +93,7 @@ def _advice(failed: Sequence[Comparison]) -> str:
     """Say what to do about outputs that differ: a wider tolerance helps where they are near, and hides a fault elsewhere."""
     if all(comparison.max_rel_error <= _NEAR or comparison.max_abs_error <= _NEAR for comparison in failed):
         return "Export in float32, or choose a wider check_io_tolerance if the difference is expected."
-    return "This is no matter of rounding: debug_bundle_path names the first tensor that differs, and the module that makes it."
+    return "This is not a rounding error: debug_bundle_path reports the first tensor that differs and its module."
 
 
 def _as_stored(answer: np.ndarray, reference: np.ndarray) -> np.ndarray:

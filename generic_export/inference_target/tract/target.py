@@ -140,14 +140,14 @@ class TractNNEF(EngineTarget):
     def __post_init__(self) -> None:
         if self.release < SemanticVersion.parse(RELEASES[0]):
             raise OptionError(
-                f"tract {self.version} is older than what is written here was ever run in: {RELEASES[0]}.",
-                f"Use {RELEASES[0]} or later; every release from there on is on PyPI.",
+                f"tract {self.version} is not supported; the oldest supported release is {RELEASES[0]}.",
+                f"Use {RELEASES[0]} or later; all later releases are on PyPI.",
             )
         flags = DEFAULT_FEATURES if self.feature_flags is None else self.feature_flags
         features = features_of(flags)
         if not isinstance(self.specific_properties, (Mapping, NoneType)):
             raise OptionError(
-                f"specific_properties is {self.specific_properties!r}.", "Give a dict of names and values."
+                f"specific_properties is {self.specific_properties!r}.", "Use a dict of names and values."
             )
         self._set("feature_flags", features)
         self._set("dynamic_axes", dynamic_axes_of(self.dynamic_axes))
@@ -160,13 +160,14 @@ class TractNNEF(EngineTarget):
             raise OptionError(
                 f"reify_sdpa_operator writes {_ATTENTION}, which tract {self.version} computes wrongly on "
                 f"{', '.join(self.devices)}.",
-                "Leave it out: attention is written in a form that is right there.",
+                "Omit it: attention is then written in a correct form.",
             )
         if self.reify_sdpa_operator:
             self._require("reify_sdpa_operator", _ATTENTION)
             if TractFeature.TRANSFORMERS not in features:
                 raise OptionError(
-                    "reify_sdpa_operator writes an operator of tract_transformers, which feature_flags leaves out.",
+                    "reify_sdpa_operator writes an operator of tract_transformers, which feature_flags does "
+                    "not include.",
                     "Add tract_transformers to feature_flags, or set reify_sdpa_operator=False.",
                 )
         if self.upsample_with_debox:
@@ -181,7 +182,7 @@ class TractNNEF(EngineTarget):
         if not has_operator(self.release, operator):
             raise OptionError(
                 f"{option} writes {operator}, which tract {self.version} does not have.",
-                f"Leave it out, or export for tract {SINCE[operator]} or later.",
+                f"Omit it, or export for tract {SINCE[operator]} or later.",
             )
 
     def _symbols(self) -> set[str]:
@@ -193,11 +194,11 @@ class TractNNEF(EngineTarget):
             for symbol, size in sizes.items():
                 if symbol not in symbols:
                     raise OptionError(
-                        f"check_io_sizes has {symbol!r}, which no dynamic axis has.",
+                        f"check_io_sizes has {symbol!r}, which is not the symbol of a dynamic axis.",
                         f"Symbols of dynamic_axes: {', '.join(sorted(symbols)) or 'none'}.",
                     )
                 if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                    raise OptionError(f"check_io_sizes has {symbol}={size!r}.", "Give a whole number from 1 on.")
+                    raise OptionError(f"check_io_sizes has {symbol}={size!r}.", "Use an integer of 1 or more.")
 
     def _check_streaming(self) -> None:
         if self.streaming is None:
@@ -205,20 +206,20 @@ class TractNNEF(EngineTarget):
         symbols = self._symbols()
         if self.streaming.symbol not in symbols:
             raise OptionError(
-                f"streaming is along {self.streaming.symbol!r}, which no dynamic axis has.",
+                f"streaming uses {self.streaming.symbol!r}, which is not the symbol of a dynamic axis.",
                 f"Symbols of dynamic_axes: {', '.join(sorted(symbols)) or 'none'}.",
             )
         declared = next(iter(declared_sizes(self.dynamic_axes)), None)
         if declared is not None:
             raise OptionError(
-                f"{declared} is a DynamicSize, and nothing holds the pieces of a stream to it.",
-                "Give its name alone, or a torch.export.Dim.",
+                f"{declared} is a DynamicSize, whose constraints a stream cannot check.",
+                "Use its name, or a torch.export.Dim.",
             )
         wheel = self.specific_tract_binary_path is None and self.release >= SemanticVersion.parse(FIRST_RELEASE)
         if self.check_io and not wheel:
             raise OptionError(
-                f"streaming is checked in the wheel of tract {FIRST_RELEASE} or later.",
-                "Use that, or check_io=False and check it in your own runtime.",
+                f"streaming is checked with the wheel of tract {FIRST_RELEASE} or later.",
+                "Use that release, or check_io=False and your own runtime.",
             )
 
     @classmethod
@@ -368,7 +369,8 @@ class TractNNEF(EngineTarget):
         except MismatchError as error:
             raise MismatchError(
                 f"run in {streaming}: {error.message}",
-                "Whole, it agrees: something in the model needs more of the stream than has come. See docs/how-to/streaming.md.",
+                "It agrees when run as a whole: something in the model needs later steps of the stream. See "
+                "docs/how-to/streaming.md.",
             ) from error
 
     # --- the engine -----------------------------------------------------------------------------
@@ -405,7 +407,7 @@ class TractNNEF(EngineTarget):
         cli = TractCli(Path(str(self.specific_tract_binary_path)))
         if SemanticVersion.parse(cli.version) != self.release:
             raise OptionError(
-                f"{cli.binary} is tract {cli.version}, the archive is for {self.version}.",
-                f"Give the command of that release, or version={cli.version!r}.",
+                f"{cli.binary} is tract {cli.version}, but the archive is for {self.version}.",
+                f"Use the command of that release, or version={cli.version!r}.",
             )
         return cli

@@ -44,8 +44,8 @@ def _row(pattern: str, told: str, advice: str) -> Cause:
 _RAISED = (
     _row(
         r"\.numpy\(\) is not supported|Can't call numpy\(\)|__array__",
-        "NumPy computes with a tensor, which no capture can follow",
-        "Write that line with torch; what depends on no input may be computed in __init__ and kept as a buffer.",
+        "NumPy computes with a tensor, which cannot be captured",
+        "Use torch in that line; values that depend on no input can be computed in __init__ and stored as a buffer.",
     ),
     _row(
         r"no fake impl registered for \W*(?:CustomOpDef\()?([\w:.]+)",
@@ -55,26 +55,26 @@ _RAISED = (
     _row(
         r"aten\.(_to_sparse|sparse_\w+|to_sparse)|[Ss]parse(?:Tensor| tensor|C[SO][RO])",
         "a sparse tensor, which NNEF cannot express",
-        "Compute with dense tensors: `to_dense()` before the exported module, or products with a mask.",
+        "Compute with dense tensors: `to_dense()` before the exported module, or multiply by a mask.",
     ),
     _row(
         r"_nested_tensor|[Nn]ested[Tt]ensor",
         "a nested tensor, which NNEF cannot express",
-        "Pad to one length (torch.nn.utils.rnn.pad_sequence) and mask what the padding gives.",
+        "Pad to one length (torch.nn.utils.rnn.pad_sequence) and mask the padding.",
     ),
     _row(
         r"Unhandled FakeTensor Device Propagation|on the same device|device meta|not on the expected device",
-        "tensors of different devices meet",
-        "Make new tensors on the device of an input (device=x.device), and move the model as a whole.",
+        "tensors on different devices are combined",
+        "Create new tensors on the device of an input (device=x.device), and move the model as a whole.",
     ),
     _row(
         r"[Uu]nsupported input type|is not a pytree|not registered with pytree",
-        "an argument of a class that torch.export does not take apart",
-        "Pass tensors, lists, dicts or dataclasses, from a wrapper module that makes the object inside of its forward.",
+        "an argument has a class that torch.export cannot flatten",
+        "Pass tensors, lists, dicts or dataclasses, and construct the object inside the forward of a wrapper module.",
     ),
     _row(
         r"lifted tensor constants?|[Mm]utating a non-functional tensor",
-        "a tensor that is no buffer is written to",
+        "a tensor that is not a buffer is written to",
         "Register it with register_buffer, or compute a new tensor.",
     ),
 )
@@ -83,7 +83,7 @@ _RAISED = (
 _FIXED = (
     _row(
         r"\bfor\b.*\bin\b|\bwhile\b|\brange\(",
-        "a loop runs once for each position",
+        "a loop runs once per position",
         "Write the loop with operators over the whole axis, or export its body as one step with the state as input and output.",
     ),
     _row(
@@ -99,32 +99,30 @@ _FIXED = (
     _row(
         r"^\s*(?:el)?if\b|\bassert\b|\bif\b.*\belse\b",
         "a branch depends on a size",
-        "Write one expression that is right for every size, or export once for each branch with DynamicSize bounds.",
+        "Write one expression that is correct for every size, or export once per branch with DynamicSize bounds.",
     ),
 )
 """Of a line that fixed a size."""
 
 WITHOUT_VALUES = {
-    "index": "Write torch.where(mask, new, old) for x[mask] = new; return the mask beside x instead of x[mask].",
+    "index": "Write torch.where(mask, new, old) for x[mask] = new; return the mask together with x instead of x[mask].",
     "nonzero": "Keep the mask, and write torch.where(mask, new, old).",
     "masked_select": "Return values and mask, or write torch.where(mask, values, 0).",
-    "_unique2": "Leave torch.unique outside the exported module.",
-    "unique_dim": "Leave torch.unique outside the exported module.",
-    "unique_consecutive": "Leave torch.unique_consecutive outside the exported module.",
-    "repeat_interleave": "Repeat by a number, or gather with indices that are an input.",
-    "_pack_padded_sequence": "Run the layer on the padded batch (batch_first) and mask what it returns.",
+    "_unique2": "Call torch.unique outside the exported module.",
+    "unique_dim": "Call torch.unique outside the exported module.",
+    "unique_consecutive": "Call torch.unique_consecutive outside the exported module.",
+    "repeat_interleave": "Repeat by a number, or gather with indices from an input.",
+    "_pack_padded_sequence": "Run the layer on the padded batch (batch_first) and mask its results.",
 }
 """What to write instead of operators whose results have sizes that depend on values."""
 
-ANY_LINE = (
-    "Change that line so that it does not depend on values or on one size; the cause carries PyTorch's full account."
-)
+ANY_LINE = "Change that line so that it does not depend on values or on one size; the cause has PyTorch's full message."
 """The advice where no row knows the cause."""
 
 _DETECTION = "torchvision.models.detection."
 _DETECTOR_ADVICE = (
-    "Export `exportable_detector(model, (height, width))` of generic_export.detection, which makes boxes of a fixed number "
-    "(docs/how-to/detectors.md)."
+    "Export `exportable_detector(model, (height, width))` of generic_export.detection, which returns a fixed "
+    "number of boxes (docs/how-to/detectors.md)."
 )
 
 
@@ -132,7 +130,7 @@ def raised_cause(error: BaseException, module: nn.Module) -> tuple[str, str] | N
     """Return the cause of an exception of torch.export, and the advice; None if no row of the table matches."""
     if type(module).__module__.startswith(_DETECTION):
         return (
-            "a detector of torchvision takes lists of pictures and returns as many boxes as it finds",
+            "a torchvision detector takes lists of images and returns a variable number of boxes",
             _DETECTOR_ADVICE,
         )
     return _found(_RAISED, f"{type(error).__name__}: {error}")
@@ -156,15 +154,15 @@ def frozen_axis(
         symbols: those of the axis.
     """
     text = source_text(module, source)
-    cause, advice = fixed_cause(text) or ("", "Change that line so that it is right for every size.")
+    cause, advice = fixed_cause(text) or ("", "Change that line so that it is correct for every size.")
     line = f"; {cause}: `{text}`" if cause else f": `{text}`" if text else ""
     where = f" at {source}" if source else ""
     refusal = SpecializedAxisError(
-        f"{type(module).__name__}{where}: a dynamic axis is frozen {told}{line}.",
+        f"{type(module).__name__}{where}: a dynamic axis is restricted {told}{line}.",
         f"{advice} Otherwise {otherwise}",
         symbols=dict.fromkeys(symbols),
     )
-    refusal.attempts = (CaptureAttempt("torch.export", cause or f"a dynamic axis is frozen {told}", source, text),)
+    refusal.attempts = (CaptureAttempt("torch.export", cause or f"a dynamic axis is restricted {told}", source, text),)
     return refusal
 
 
@@ -183,8 +181,8 @@ def refused(module: nn.Module, condition: SizeCondition, line: str) -> Specializ
     return frozen_axis(
         module,
         condition.source or line,
-        f"by the model: what was captured is right only where {condition.text}",
-        "make the axis static, or declare the sizes that it may have (DynamicSize).",
+        f"by the model: the captured graph is correct only where {condition.text}",
+        "make the axis static, or declare its allowed sizes (DynamicSize).",
         _NAME.findall(condition.text),
     )
 
@@ -216,8 +214,11 @@ def _cause(module: nn.Module, error: Exception, reason: str) -> tuple[str, str]:
         return known
     if is_over_values(error):
         return (
-            "a number that is read from a tensor decides a size or a branch, which torch.export cannot capture",
-            "Make it the size of an input's axis, or compute with masks and torch.where; the cause carries PyTorch's full account.",
+            ("a number that is read from a tensor determines a size or a branch, which torch.export cannot capture"),
+            (
+                "Use the size of an input axis, or compute with masks and torch.where; the cause has PyTorch's "
+                "full message."
+            ),
         )
     return (
         f"torch.export cannot capture the module: {type(error).__name__}: {reason.rstrip('.')}",

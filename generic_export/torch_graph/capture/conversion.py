@@ -39,8 +39,8 @@ from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 from generic_export.torch_graph.source_lines import node_source
 
 _HIGHER_ORDER_HINTS = {
-    "cond": "The branch is taken by a size: export once per branch, or write the branches as one expression.",
-    "while_loop": "tract loops over an axis, a known number of times: use torch's scan, or a fixed number of steps.",
+    "cond": "A size selects the branch: export once per branch, or write the branches as one expression.",
+    "while_loop": "tract loops over an axis with a known number of steps: use torch's scan, or a fixed number of steps.",
 }
 
 
@@ -121,7 +121,8 @@ class Conversion:
             return ("output",) if len(outputs) == 1 else tuple(f"output_{index}" for index in range(len(outputs)))
         if len(self.request.output_names) != len(outputs):
             raise OptionError(
-                f"the module has {len(outputs)} output tensors but {len(self.request.output_names)} output names were given."
+                f"the module has {len(outputs)} output tensors, but {len(self.request.output_names)} output "
+                "names were given."
             )
         return tuple(self.request.output_names)
 
@@ -194,7 +195,7 @@ class Conversion:
             if not is_annotation(node.target):
                 self._convert_op(node, value)
         else:
-            raise CaptureError(f"call of {node.target} at {node_source(node)} is not an op.")
+            raise CaptureError(f"call of {node.target} at {node_source(node)} is not an operator.")
 
     def _convert_op(self, node: Node, value: object) -> None:
         path, kind = module_frame(node, self.request.strip_prefix)
@@ -339,8 +340,8 @@ class Conversion:
         source = node_source(value) if isinstance(value, Node) else ""
         where = f" at {source}" if source else ""
         warnings.warn(
-            f"{type(self.request.module).__name__}: the forward writes into {target}{where}, which the archive does not keep; "
-            "return it to have it as an output.",
+            f"{type(self.request.module).__name__}: the forward writes to {target}{where}, which the archive "
+            "does not keep; return it to make it an output.",
             stacklevel=2,
         )
 
@@ -413,7 +414,7 @@ def symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[symp
         if known != symbol and symbol not in auto:
             raise OptionError(
                 f"axes {known} and {symbol} (axis {axis} of {name!r}) must be equal in this model.",
-                "Give both the same symbol.",
+                "Use the same symbol for both.",
                 symbols=(known, symbol),
             )
     declared = declared_sizes(request.dynamic_axes)

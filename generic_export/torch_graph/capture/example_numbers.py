@@ -46,7 +46,7 @@ class ReadNumber:
     def told(self) -> str:
         """What a user has to know of it."""
         taken = f"{self.symbol}, the size of a dynamic axis" if self.symbol else f"{self.value}, as in the example"
-        return f"At {self.source}, a number that is read from a tensor is taken to be {taken}."
+        return f"At {self.source}, a number that is read from a tensor is assumed to be {taken}."
 
 
 @dataclass(frozen=True)
@@ -150,16 +150,17 @@ def _judged(index: int, read: ReadNumber, sizes: Mapping[str, int], others: Sequ
     if len(bound) == 1:
         return ReadNumber(read.source, read.value, bound[0])
     if bound:
-        raise _frozen(read, " and ".join(bound), "it may be any of them, for they are equal in the example")
+        raise _frozen(read, " and ".join(bound), "several sizes are equal in the example, so it may be any of them")
     if not constant:
-        raise _frozen(read, ", ".join(sizes), "it is none of the sizes, and changes with them")
+        raise _frozen(read, ", ".join(sizes), "it is none of the sizes, but changes with them")
     return read
 
 
 def _frozen(read: ReadNumber, symbols: str, reason: str) -> SpecializedAxisError:
     return SpecializedAxisError(
-        f"{read.source}: a number is read from a tensor ({read.value} in the example), with {symbols} dynamic: {reason}.",
-        "Take it from the shape of an input instead, or give an example in which all sizes differ.",
+        f"{read.source}: a number is read from a tensor ({read.value} in the example) with dynamic "
+        f"{symbols}: {reason}.",
+        "Take it from the shape of an input, or use an example in which all sizes differ.",
     )
 
 

@@ -164,8 +164,8 @@ class _KnownValues(TorchFunctionMode):
         """
         for name in sorted(self._read.intersection(names)):
             raise CaptureError(
-                f"the module decides by the values of its buffer {name!r}, and writes to it.",
-                "Make it an attribute of Python's, or leave the buffer as it is.",
+                f"the module branches on the values of its buffer {name!r}, and writes to it.",
+                "Make it a Python attribute, or do not write to the buffer.",
             )
 
     def _learn(

@@ -70,7 +70,7 @@ def module_of(key: str) -> nn.Module:
     """
     module = _MODULES.get(key)
     if module is None:
-        raise CaptureError(f"the module {key!r} of a captured graph does not exist any more.")
+        raise CaptureError(f"the module {key!r} of a captured graph no longer exists.")
     return module
 
 

@@ -28,7 +28,7 @@ from generic_export.torch_graph.ir import TensorVariable, TorchModuleIRGraph, To
 _quantized = quantized_decomposed()
 _BYTES = {torch.quint8: (torch.uint8, 0, 255), torch.qint8: (torch.int8, -128, 127)}
 _NAMESPACES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
-_ADVICE = "Leave that module in float (qconfig = None), or quantise it with PT2E."
+_ADVICE = "Leave that module unquantized (qconfig = None), or quantize it with PT2E."
 
 
 class OnGrid(nn.Module):

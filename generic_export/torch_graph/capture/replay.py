@@ -51,7 +51,7 @@ def replay(
         CaptureError: the inputs are not as many as the graph's.
     """
     if len(inputs) != len(graph.inputs):
-        raise CaptureError(f"the captured graph takes {len(graph.inputs)} tensors, got {len(inputs)}.")
+        raise CaptureError(f"the captured graph takes {len(graph.inputs)} tensors, but got {len(inputs)}.")
     known = {variable.name: tensor.detach().cpu() for variable, tensor in zip(graph.inputs, inputs, strict=True)}
     with torch.no_grad():
         return _run(graph, known, sizes_of(graph, inputs), stored, frozenset(wanted), watch)
@@ -141,7 +141,7 @@ def _results(op: TorchOp, arguments: _Arguments) -> Sequence[torch.Tensor | None
     except _UnknownValueError:
         return nothing
     except Exception as error:  # an operator that exists in captured graphs only, or has no kernel here
-        log.info("%s at %s cannot be run alone: %s", op.target, op.module_path or "(root)", error)
+        log.info("%s at %s cannot be run separately: %s", op.target, op.module_path or "(root)", error)
         return nothing
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     return results if len(results) == len(op.outputs) else nothing

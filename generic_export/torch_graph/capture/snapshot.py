@@ -125,7 +125,7 @@ class OpSnapshot:
             if tensor.name not in found:
                 raise CaptureError(
                     f"{self.kind}: its input {tensor.name!r} has no value.",
-                    "Give the tensor a data, or a _traced_data.",
+                    "Set the data of the tensor, or its _traced_data.",
                 )
             tensor.realise(found[tensor.name], constant=False)
         function = self.op_ref or _operator(self.kind)
@@ -140,7 +140,7 @@ class OpSnapshot:
                 )
         except Exception as error:  # kernels raise many classes
             raise CaptureError(
-                f"{self.kind} at {self.module_path or '(root)'}: PyTorch refuses the call: {described(error)}"
+                f"{self.kind} at {self.module_path or '(root)'}: PyTorch refused the call: {described(error)}"
             ) from error
 
     def realise_output_type_and_size(self) -> bool:
@@ -173,7 +173,7 @@ class OpSnapshot:
         found = self._computed(names) if self._computed else {}
         if not all(name in found for name in names):
             raise CaptureError(
-                f"{self.kind} at {self.module_path or '(root)'} is no operator that can be called alone."
+                f"{self.kind} at {self.module_path or '(root)'} is not an operator that can be called separately."
             )
         results = [found[name] for name in names]
         return results[0] if len(results) == 1 else results

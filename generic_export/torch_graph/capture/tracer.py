@@ -203,7 +203,7 @@ class TorchModuleTracer(CaptureRequest):
         names = call.names if self.input_names is None else tuple(self.input_names)
         if len(names) != len(call.tensors):
             raise OptionError(
-                f"{len(call.tensors)} input tensors but {len(names)} input names ({', '.join(names)}).",
+                f"{len(call.tensors)} input tensors, but {len(names)} input names ({', '.join(names)}).",
                 f"The tensors are: {', '.join(call.names)}.",
             )
         check_names(self.dynamic_axes, names, self.output_names)
@@ -323,7 +323,7 @@ def trace_of(
     except Exception as error:  # RuntimeError of the tracer, and whatever the user's code raises
         raise JitTraceError(
             f"{what}: torch.jit.trace failed: {described(error)}",
-            "Give arguments that the method takes (args=), and results that are tensors, or nests of them.",
+            "Use arguments that the method accepts (args=), and results that are tensors or nested tensors.",
         ) from error
     return traced
 
@@ -372,7 +372,7 @@ def _positional(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     bound = inspect.signature(method).bind(*args, **kwargs)
     bound.apply_defaults()
     if bound.kwargs:
-        raise TypeError(f"{', '.join(bound.kwargs)} can be given by name only")
+        raise TypeError(f"{', '.join(bound.kwargs)} must be passed by name")
     return bound.args
 
 

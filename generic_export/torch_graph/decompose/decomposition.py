@@ -231,9 +231,9 @@ def torchvision_rewrites() -> Mapping[OpOverload, Callable[..., Any]]:
 
 def _nms(*args: Any) -> NoReturn:
     raise UnsupportedOperatorError(
-        "torchvision.nms keeps as many boxes as the data say, and a graph has no such size.",
-        "generic_export.detection.bounded_nms (and bounded_batched_nms) keeps the same ones in a fixed number of places; "
-        "generic_export.detection.exportable_detector does so for a whole detector.",
+        "the number of boxes of torchvision.nms depends on the data, which a graph cannot express.",
+        "generic_export.detection.bounded_nms (and bounded_batched_nms) selects the same boxes with a fixed "
+        "number of results; generic_export.detection.exportable_detector does so for a whole detector.",
     )
 
 

@@ -111,8 +111,8 @@ class LeastSquares:
         if index == 0:
             return self.solution
         raise CaptureError(
-            "torch.linalg.lstsq: residuals, rank and singular values are as many as the data have.",
-            "Read the solution only: torch.linalg.lstsq(A, B).solution.",
+            "torch.linalg.lstsq: the number of residuals, the rank and the singular values depend on the data.",
+            "Use the solution only: torch.linalg.lstsq(A, B).solution.",
         )
 
     def __getattr__(self, name: str) -> torch.Tensor:
@@ -380,7 +380,7 @@ def _layer_shapes(
 ) -> tuple[torch.Tensor, ...]:
     """Results of lstm.input, whose states are two, and of gru.input, rnn_tanh.input and rnn_relu.input, which have one."""
     if train and dropout > 0:
-        raise CaptureError("a recurrent layer has active dropout: it is in training mode.", "Call model.eval() first.")
+        raise CaptureError("a recurrent layer in training mode has active dropout.", "Call model.eval() first.")
     states = [hx] if isinstance(hx, torch.Tensor) else hx
     outputs = input.new_empty(*input.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1))
     return outputs, *map(torch.empty_like, states)

@@ -82,8 +82,8 @@ def sampled(
     """
     if grid.samples <= 0:
         raise CaptureError(
-            f"roi_align takes as many samples as a region is large (sampling_ratio={grid.samples}).",
-            "Give a sampling_ratio above 0: the graph has a fixed number of them.",
+            f"the number of roi_align samples depends on the region (sampling_ratio={grid.samples}).",
+            "Set sampling_ratio above 0: the graph has a fixed number of samples.",
         )
     corners = boxes - (0.5 if grid.aligned else 0.0)
     x1, y1, x2, y2 = corners.unsqueeze(2).unbind(1)

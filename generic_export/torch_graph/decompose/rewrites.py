@@ -27,7 +27,7 @@ def rewrites(*overloads: OpOverload) -> Callable[[F], F]:
     def register(function: F) -> F:
         for overload in overloads:
             if overload in REWRITES:
-                raise RegistrationError(f"{overload} has a rewrite already: {REWRITES[overload].__name__}.")
+                raise RegistrationError(f"{overload} already has a rewrite: {REWRITES[overload].__name__}.")
             REWRITES[overload] = function
         return function
 

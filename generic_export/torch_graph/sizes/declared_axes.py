@@ -28,7 +28,7 @@ from generic_export.torch_graph.request import (
 AnyDynamicAxes = Mapping[str, Mapping[int, AxisSymbol] | Sequence[int]]
 """Dynamic axes as they may be given: a list of axes gives each a symbol of its own, named after tensor and axis."""
 
-_HINT = "Give {name: {axis: symbol}}, or {name: [axis, ...]}."
+_HINT = "Use {name: {axis: symbol}}, or {name: [axis, ...]}."
 
 
 def dynamic_axes_of(given: AnyDynamicAxes | None) -> DynamicAxes:
@@ -58,7 +58,7 @@ def dynamic_axes_of(given: AnyDynamicAxes | None) -> DynamicAxes:
 
 def _axes_of(name: str, axes: Any, taken: set[str]) -> dict[int, AxisSymbol]:
     if not isinstance(name, str):
-        raise OptionError(f"dynamic_axes has {name!r} for a name.", _HINT)
+        raise OptionError(f"dynamic_axes has the name {name!r}.", _HINT)
     if isinstance(axes, Mapping):
         return {
             _position(name, axis): AutoSize(_own_symbol(name, axis, taken)) if symbol == Dim.AUTO else symbol
@@ -72,7 +72,7 @@ def _axes_of(name: str, axes: Any, taken: set[str]) -> dict[int, AxisSymbol]:
 def _position(name: str, axis: Any) -> int:
     if isinstance(axis, bool) or not isinstance(axis, int) or axis < 0:
         raise OptionError(
-            f"{axis!r} is no axis of {name!r}.", "Axes are counted from 0; the last one has no other number."
+            f"{axis!r} is not an axis of {name!r}.", "Axes are counted from 0; negative numbers are not supported."
         )
     return axis
 
@@ -95,7 +95,7 @@ def check_names(axes: DynamicAxes, inputs: Sequence[str], outputs: Sequence[str]
     unknown = [name for name in axes if name not in inputs and (outputs is not None and name not in outputs)]
     if unknown:
         known = f"Inputs: {', '.join(inputs)}." + (f" Outputs: {', '.join(outputs)}." if outputs else "")
-        raise OptionError(f"dynamic axes are declared for {unknown[0]!r}, which is no input or output.", known)
+        raise OptionError(f"dynamic axes are declared for {unknown[0]!r}, which is not an input or output.", known)
 
 
 def check_ranks(axes: DynamicAxes, names: Sequence[str], shapes: Sequence[Sequence[Any]]) -> None:

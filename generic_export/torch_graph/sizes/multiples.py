@@ -98,8 +98,9 @@ def _folded(name: str, tensor: torch.Tensor, fold: Mapping[int, DynamicSize]) ->
     for axis, size in reversed(list(fold.items())):
         if tensor.shape[axis] % size.multiple_of:
             raise OptionError(
-                f"axis {axis} of input {name!r} is declared a multiple of {size.multiple_of}, and is {tensor.shape[axis]}.",
-                "Give an example in which it is one.",
+                f"axis {axis} of input {name!r} is declared a multiple of {size.multiple_of}, but is "
+                f"{tensor.shape[axis]}.",
+                "Use an example that is a multiple.",
             )
         tensor = tensor.unflatten(axis, (-1, size.multiple_of))
     return tensor

@@ -62,8 +62,8 @@ def integer_quotient(rounding: Any, inner: sympy.Expr) -> sympy.Expr | None:
         return None
     if differs is not None:
         warnings.warn(
-            f"{rounding.__name__}({inner}): Python's floats give another number than {ratio} * {size} where that is {differs} "
-            "(and at few others); the archive computes with the fraction.",
+            f"{rounding.__name__}({inner}): Python floats differ from {ratio} * {size} at {differs} (and a few "
+            "other sizes); the archive computes with the fraction.",
             stacklevel=2,
         )
     return torch_sympy.FloorDiv(*_divided(ratio, rounding, size))

@@ -31,7 +31,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Div: lambda dividend, divisor: abs(dividend) // divisor * (1 if dividend >= 0 else -1),
 }
 # min(a, b) and max(a, b) are left out: tract 0.23.9 dies of an assertion that holds one.
-_GRAMMAR = "Sizes are whole numbers, symbols, +, -, * and / by a number."
+_GRAMMAR = "Sizes are integers, symbols, +, -, * and / by a number."
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,11 @@ class Relation:
         """
         tree = _tree(text)
         if not isinstance(tree, ast.Compare) or type(tree.ops[0]) not in _COMPARISONS:
-            raise OptionError(f"{text!r} is no relation between sizes.", "Compare two sizes with ==, <, <=, > or >=.")
+            raise OptionError(
+                f"{text!r} is not a relation between sizes.", "Compare two sizes with ==, <, <=, > or >=."
+            )
         if len(tree.ops) > 1:
-            raise OptionError(f"{text!r} holds more than one comparison.", "Write one relation for each.")
+            raise OptionError(f"{text!r} contains more than one comparison.", "Write one relation each.")
         for side in (tree.left, tree.comparators[0]):
             _require_size(side, text)
         return Relation(ast.unparse(tree))
@@ -124,7 +126,7 @@ class Relation:
         """
         tree = _tree(self.text)
         if not isinstance(tree, ast.Compare):
-            raise OptionError(f"{self.text!r} is no relation between sizes.", "Make it with Relation.parse.")
+            raise OptionError(f"{self.text!r} is not a relation between sizes.", "Make it with Relation.parse.")
         compare = _COMPARISONS[type(tree.ops[0])]
         return compare(_value(tree.left, sizes), _value(tree.comparators[0], sizes))
 
@@ -142,7 +144,7 @@ def _tree(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise OptionError(f"{text!r} cannot be read as a relation or a size.", _GRAMMAR) from None
+        raise OptionError(f"{text!r} cannot be parsed as a relation or a size.", _GRAMMAR) from None
 
 
 def _require_size(node: ast.expr, text: str) -> None:
@@ -157,9 +159,9 @@ def _require_size(node: ast.expr, text: str) -> None:
         _require_size(node.left, text)
         _require_size(node.right, text)
         if isinstance(node.op, ast.Div) and not _is_positive_number(node.right):
-            raise OptionError(f"{text!r} divides by something else than a positive number.", _GRAMMAR)
+            raise OptionError(f"{text!r} divides by something other than a positive number.", _GRAMMAR)
     else:
-        raise OptionError(f"{text!r}: {ast.unparse(node)!r} is no size.", _GRAMMAR)
+        raise OptionError(f"{text!r}: {ast.unparse(node)!r} is not a size.", _GRAMMAR)
 
 
 def _is_positive_number(node: ast.expr) -> bool:

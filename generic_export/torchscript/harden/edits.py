@@ -41,7 +41,9 @@ def bound_arguments(model: torch.jit.ScriptModule, args: Arguments) -> tuple[Any
         bound = signature.bind(model, *as_tuple(args))
     except TypeError as error:
         own = inspect.Signature(list(signature.parameters.values())[1:])
-        raise OptionError(f"{model.original_name}.forward{own} does not take the example arguments: {error}.") from None
+        raise OptionError(
+            f"{model.original_name}.forward{own} does not accept the example arguments: {error}."
+        ) from None
     bound.apply_defaults()
     return tuple(
         value.detach().clone() if isinstance(value, torch.Tensor) else value
@@ -134,7 +136,7 @@ def observed(model: torch.jit.ScriptModule, args: Arguments, values: list[JitVal
         where = f" at {source}" if (source := getattr(error, "t2n_source", "")) else ""
         raise CaptureError(
             f"{model.original_name}{where}: cannot be run on the example inputs: {first_line(error)}",
-            "Give arguments that the script itself takes.",
+            "Use arguments that the script accepts.",
         ) from error
     return noted
 

@@ -209,7 +209,8 @@ def fold_data_dependent_ifs(model: torch.jit.ScriptModule, args: Arguments, *, k
         folded += 1
     if told:
         warnings.warn(
-            f"{model.original_name}: an `if` on data is decided by the example inputs, for all inputs, at {', '.join(told)}.",
+            f"{model.original_name}: an `if` on data is fixed to the outcome of the example inputs at "
+            f"{', '.join(told)}.",
             stacklevel=2,
         )
     return remove_unread(graph, changes=folded)

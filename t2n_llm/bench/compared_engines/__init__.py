@@ -31,7 +31,7 @@ def compared_engine(text: str, subject: SharedModel) -> Contender:
     """
     name, _, variant = text.partition(":")
     if name not in COMPARED_ENGINES:
-        raise OptionError(f"--against {text}: no such rival.", f"Use one of {', '.join(COMPARED_ENGINES)}.")
+        raise OptionError(f"--against {text}: unknown engine.", f"Use one of {', '.join(COMPARED_ENGINES)}.")
     if subject.device != CPU and name != "torch":
-        raise OptionError(f"--against {text}: it is measured on the CPU only.", "Use --against torch, or --device cpu.")
+        raise OptionError(f"--against {text}: it runs on the CPU only.", "Use --against torch, or --device cpu.")
     return COMPARED_ENGINES[name](subject, variant)

@@ -71,11 +71,11 @@ class RunningChild:
             raise EngineCrashError(f"{self._name}: died during the {asked['do']} ({error}): {why}.") from None
         except OverdueError:
             raise EngineTimeoutError(
-                f"{self._name}: no answer after {self._timeout_seconds:g} s; it was stopped.",
-                "Raise --timeout, or ask for fewer tokens.",
+                f"{self._name}: stopped after {self._timeout_seconds:g} s without a result.",
+                "Raise --timeout, or request fewer tokens.",
             ) from None
         except ValueError:
-            raise EngineRunError(f"{self._name}: its driver answered something that is no JSON.") from None
+            raise EngineRunError(f"{self._name}: its output is not JSON.") from None
         if "error" in reply:
             self.close()
             raise refusal(f"{self._name}: {reply['error']}")

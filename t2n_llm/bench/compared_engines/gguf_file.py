@@ -21,7 +21,7 @@ from generic_export.weights.values import value_pieces
 from quant.blocks import TWICE
 from t2n_llm.source.hub import ModelSource
 
-_GIVE_A_FILE = "Give a GGUF file of it: --against llama.cpp:FILE.gguf."
+_GIVE_A_FILE = "Use a GGUF file of it: --against llama.cpp:FILE.gguf."
 _UNUSED = ("rotary_emb.inv_freq", "attention.masked_bias")  # old checkpoints hold what is computed
 
 # How an export stores a tensor -> its type in the file. Q8_1 is not a file type of ggml's; Q8_0 has its bytes but the sums, and is
@@ -136,10 +136,13 @@ def _family_of(config: Any) -> _Family:
     family = _FAMILIES.get(config.model_type)
     if family is None:
         raise OptionError(
-            f"a GGUF of {config.model_type!r} is not written here; known are {', '.join(_FAMILIES)}.", _GIVE_A_FILE
+            f"writing a GGUF file of {config.model_type!r} is not supported; supported are {', '.join(_FAMILIES)}.",
+            _GIVE_A_FILE,
         )
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        raise OptionError(f"a {config.model_type} with a sliding window has no plain GGUF form.", _GIVE_A_FILE)
+        raise OptionError(
+            f"writing a GGUF file of a {config.model_type} with a sliding window is not supported.", _GIVE_A_FILE
+        )
     return family
 
 
@@ -188,7 +191,7 @@ def _add_vocabulary(writer: Any, size: int) -> None:
 def _rope_scaling(config: Any) -> str:
     kind = str(config.rope_parameters.get("rope_type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise OptionError(f"rotary scaling {kind!r} has no plain GGUF form.", _GIVE_A_FILE)
+        raise OptionError(f"writing a GGUF file with rotary scaling {kind!r} is not supported.", _GIVE_A_FILE)
     return kind
 
 
@@ -221,7 +224,7 @@ def _entries(source: ModelSource, family: _Family, schemes: Mapping[str, str]) -
             continue
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if stored is None:
-            raise WeightError(f"{source.name}: the tensor {name} has no name in GGUF.", _GIVE_A_FILE)
+            raise WeightError(f"{source.name}: the tensor {name} has no GGUF name.", _GIVE_A_FILE)
         kind = _kind(name, tensor.shape, schemes)
         yield _Entry(stored, kind, tensor.shape, _reader(name, tensor, family, source.config))
 

@@ -20,7 +20,7 @@ _DRIVER = Path(__file__).with_name("llama_cpp_driver.mjs")
 _PACKAGE = "node-llama-cpp"
 _ENTRY = Path(_PACKAGE, "dist", "index.js")
 _INSTALL = (
-    f"Install it: npm install -g {_PACKAGE}, or name a folder node_modules that has it: {MODULES_VARIABLE}=FOLDER."
+    f"Install it with npm install -g {_PACKAGE}, or set {MODULES_VARIABLE} to a node_modules folder that contains it."
 )
 
 
@@ -46,7 +46,7 @@ class LlamaCpp:
         if self._file is None:
             check_gguf(self._subject.source.config)
         elif not self._file.is_file():
-            raise OptionError(f"{self._file}: no such file.", "Name a GGUF file, or none: --against llama.cpp.")
+            raise OptionError(f"{self._file}: no such file.", "Name an existing GGUF file, or use --against llama.cpp.")
 
     def prepare(self, scratch: Path) -> None:
         """See `Contender.prepare`."""
@@ -69,7 +69,7 @@ def node_program() -> str:
     """
     found = shutil.which("node")
     if found is None:
-        raise MissingExtraError("llama.cpp is run through node, which is not installed.", "Install node 20 or newer.")
+        raise MissingExtraError("llama.cpp runs through node, which is not installed.", "Install node 20 or newer.")
     return found
 
 
@@ -82,7 +82,7 @@ def node_package() -> Path:
     for folder in _module_folders():
         if (folder / _ENTRY).is_file():
             return (folder / _ENTRY).absolute()
-    raise MissingExtraError(f"llama.cpp comes with npm's {_PACKAGE}, which is not installed.", _INSTALL)
+    raise MissingExtraError(f"llama.cpp needs npm's {_PACKAGE}, which is not installed.", _INSTALL)
 
 
 def _module_folders() -> list[Path]:

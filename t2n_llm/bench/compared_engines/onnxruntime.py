@@ -13,7 +13,7 @@ from t2n_llm.bench.compared_engines.child import RunningChild
 from t2n_llm.bench.compared_engines.protocol import BATCHES, SharedModel, local_folder
 from t2n_llm.bench.compared_engines.torch_eager import start_python
 
-_INSTALL = "Install it: pip install onnxruntime-genai"
+_INSTALL = "Install it with pip install onnxruntime-genai."
 _BUILD_ALSO = "pip install onnx onnx_ir"
 _BUILDER = "onnxruntime_genai.models.builder"
 _CONFIG = "genai_config.json"
@@ -42,7 +42,7 @@ class OnnxRuntime:
     def check(self) -> None:
         """See `Contender.check`."""
         if find_spec("onnxruntime_genai") is None:
-            raise MissingExtraError("onnxruntime is run through onnxruntime-genai, which is not installed.", _INSTALL)
+            raise MissingExtraError("onnxruntime runs through onnxruntime-genai, which is not installed.", _INSTALL)
         if self._folder is None:
             missing = [name for name in ("onnx", "onnx_ir") if find_spec(name) is None]
             if missing:
@@ -52,7 +52,7 @@ class OnnxRuntime:
             local_folder(self._subject.source)
         elif not (self._folder / _CONFIG).is_file():
             raise OptionError(
-                f"{self._folder}: no {_CONFIG} in it.", "Name a folder that onnxruntime-genai's builder made."
+                f"{self._folder}: it has no {_CONFIG}.", "Use a folder made by onnxruntime-genai's builder."
             )
 
     def prepare(self, scratch: Path) -> None:
@@ -82,10 +82,10 @@ class OnnxRuntime:
                 timeout=self._subject.timeout_seconds,
             )
         except subprocess.TimeoutExpired:
-            raise EngineTimeoutError(f"{self.name}: its builder was stopped.", "Raise --timeout.") from None
+            raise EngineTimeoutError(f"{self.name}: building the model was stopped.", "Raise --timeout.") from None
         if done.returncode or not (folder / _CONFIG).is_file():
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            raise EngineLoadError(f"{self.name}: its builder failed: {lines[-1] if lines else 'no message'}.")
+            raise EngineLoadError(f"{self.name}: building the model failed: {lines[-1] if lines else 'no message'}.")
 
 
 __all__ = ["OnnxRuntime"]

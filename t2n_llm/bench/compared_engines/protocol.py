@@ -21,7 +21,7 @@ from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.weights.archive_weights import whole_records
 
-_NAME_IT = "Name the model that it was exported from: --reference FOLDER_OR_HUB_ID."
+_NAME_IT = "Pass the model that was exported: --reference FOLDER_OR_HUB_ID."
 
 Turns = Sequence[Sequence[int]]
 
@@ -153,9 +153,11 @@ class SharedModel:
         origin = self.manifest.get("source", {})
         name, revision = str(origin.get("name", "")), origin.get("revision")
         if not name:
-            raise OptionError(f"{self.archive.path}: no {MANIFEST_NAME} says what it was exported from.", _NAME_IT)
+            raise OptionError(f"{self.archive.path}: no {MANIFEST_NAME} records the model that was exported.", _NAME_IT)
         if revision is None and not Path(name).exists():
-            raise OptionError(f"{self.archive.name} was exported from a local {name}, which is not here.", _NAME_IT)
+            raise OptionError(
+                f"{self.archive.name} was exported from a local {name}, whose path is not recorded.", _NAME_IT
+            )
         return SourceRef(name, revision=revision)
 
 
@@ -167,7 +169,7 @@ def local_folder(source: ModelSource) -> Path:
     """
     if source.is_quantized:
         raise SourceError(
-            f"{source.name}: other programs cannot read this checkpoint.", "Name a plain one: --reference."
+            f"{source.name}: other engines cannot read this checkpoint.", "Pass an unquantized one with --reference."
         )
     return source.folder
 

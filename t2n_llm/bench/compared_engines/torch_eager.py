@@ -33,7 +33,7 @@ class TorchEager:
         self._subject, self._dtype = subject, dtype or ("float32" if subject.device == CPU else "float16")
         self.name = f"torch {self._dtype}"
         if self._dtype not in _DTYPES:
-            raise OptionError(f"torch:{dtype}: no such dtype.", f"Use one of {', '.join(_DTYPES)}.")
+            raise OptionError(f"torch:{dtype}: unknown dtype.", f"Use one of {', '.join(_DTYPES)}.")
 
     def check(self) -> None:
         """See `Contender.check`."""

@@ -101,8 +101,8 @@ class HeldConversation:
         most = self._model.max_positions
         if most is not None and tokens >= most:
             raise OptionError(
-                f"the conversation has {tokens} tokens, and the model's longest context is {most}.",
-                "Begin a new one (/reset), or say less.",
+                f"the conversation has {tokens} tokens, but the model's longest context is {most}.",
+                "Start a new one (/reset), or send a shorter message.",
             )
         if left is None:
             self._held.forget()

@@ -89,7 +89,7 @@ class ChatTemplate:
         if self.sanitized:  # transformers compiles the template here, so only now: within the limits it did compile
             text = self._process.render(source, self._marked(source, messages), variables=variables)
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise OptionError("the model's chat template writes half of a character.", "Correct the template.")
+            raise OptionError("the model's chat template produces a lone surrogate.", "Correct the template.")
         return Written(text, self._ids(text))
 
     def _source(self) -> str:
@@ -97,21 +97,22 @@ class ChatTemplate:
         found = getattr(self.tokenizer, "chat_template", None)
         if not found:
             raise OptionError(
-                f"{self.folder}: the tokenizer has no chat template; the model may not be made for chats.",
-                f"Continue texts with t2n-llm generate --raw, or put the model's chat_template.jinja into {self.folder}.",
+                f"{self.folder}: the tokenizer has no chat template; the model may not support chats.",
+                f"Use t2n-llm generate --raw, or add the model's chat_template.jinja to {self.folder}.",
             )
         if isinstance(found, Mapping):
             plain = [name for name in found if name not in _FOR_TOOLS]
             name = "default" if "default" in found else plain[0] if len(plain) == 1 else None
             if name is None:
                 raise OptionError(
-                    f"{self.folder}: the tokenizer has the chat templates {', '.join(map(str, found))}; none is the default.",
-                    f"Write the one to use to {self.folder / 'chat_template.jinja'}.",
+                    f"{self.folder}: the tokenizer has the chat templates {', '.join(map(str, found))}, but no "
+                    "default.",
+                    f"Write the right one to {self.folder / 'chat_template.jinja'}.",
                 )
             found = found[name]
         if not isinstance(found, str):
             raise OptionError(
-                f"{self.folder}: the chat template of the tokenizer is no text.", "Correct tokenizer_config.json."
+                f"{self.folder}: the tokenizer's chat template is not text.", "Correct tokenizer_config.json."
             )
         return found
 
@@ -174,10 +175,10 @@ def template_variables(given: Any) -> dict[str, Any]:
         OptionError: they are no table by name, or one is of the conversation itself.
     """
     if not isinstance(given, Mapping):
-        raise OptionError("template variables are no JSON object.", 'Give them by name: {"enable_thinking": false}.')
+        raise OptionError("template variables are not a JSON object.", 'Pass them by name: {"enable_thinking": false}.')
     for name in _OF_CONVERSATION:
         if name in given:
-            raise OptionError(f"the template variable {name} is set by the conversation.", "Leave it out.")
+            raise OptionError(f"the template variable {name} is set by the conversation.", "Omit it.")
     return dict(given)
 
 

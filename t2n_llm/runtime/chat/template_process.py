@@ -23,7 +23,7 @@ _ENDED = {
 _START_SECONDS = (
     10.0  # beyond the template's own time: start on a busy machine, and one long operation that nothing interrupts
 )
-_CORRECT = "Correct the model's chat template, or continue texts without it (generate --raw)."
+_CORRECT = "Correct the model's chat template, or generate without it (generate --raw)."
 
 
 class TemplateProcess:
@@ -72,7 +72,9 @@ class TemplateProcess:
         if reply["kind"] == template_worker.STOPPED:
             self.close()
         system = reply["kind"] == template_worker.REFUSED and messages[0]["role"] == "system"
-        raise OptionError(message, "Leave the system message out: some templates know none." if system else _CORRECT)
+        raise OptionError(
+            message, "Omit the system message: some templates do not support one." if system else _CORRECT
+        )
 
     def close(self) -> None:
         """End the process; a later template starts another one."""

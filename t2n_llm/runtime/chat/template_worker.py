@@ -237,7 +237,7 @@ def _reply(request: Mapping[str, Any]) -> dict[str, Any]:
     except _LimitError as error:
         return _error(error.args[0], error.args[1], STOPPED)
     except _MissingTextError:
-        return _error("it leaves out the user's message", None, REFUSED)
+        return _error("it drops the user's message", None, REFUSED)
     except MemoryError as error:
         return _error(f"it needs more than {MEMORY_BYTES >> 20} MiB", _failed_line(source, error), STOPPED)
     except Exception as error:
@@ -255,7 +255,7 @@ def _unread(source: str, named: Sequence[str]) -> str | None:
     if name is None:
         return None
     known = sorted(meta.find_undeclared_variables(parsed) - {"messages", "add_generation_prompt"})
-    return f"it reads no variable {name!r}; it reads {', '.join(known) or 'none'}"
+    return f"it has no variable {name!r}; its variables: {', '.join(known) or 'none'}"
 
 
 # --- the process --------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class TokenChoice:
                 seed=seed,
             )
         except (TypeError, ValueError) as error:
-            raise OptionError(f"{SETTINGS_FILE} has a setting that is none: {error}.", "Correct the file.") from error
+            raise OptionError(f"{SETTINGS_FILE} has an invalid setting: {error}.", "Correct the file.") from error
 
     @property
     def samples(self) -> bool:

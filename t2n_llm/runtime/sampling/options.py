@@ -47,9 +47,9 @@ class Sampling:
         if self.repetition_penalty is not None and not self.repetition_penalty > 0:
             raise OptionError(f"repetition_penalty is {self.repetition_penalty}.", "Use more than 0; 1 for none.")
         if "" in self.stop:
-            raise OptionError("a stop text is empty.", "Give the text to stop at, or leave --stop out.")
+            raise OptionError("--stop is empty.", "Pass the text to stop at, or omit --stop.")
         if self.greedy and (self.temperature or self._asks_for(_SAMPLED[1:])):
-            raise OptionError("greedy takes the likeliest token; there is nothing to sample.", "Leave one of them out.")
+            raise OptionError("--greedy excludes sampling options.", "Omit one of them.")
 
     def choice(self, settings: Mapping[str, Any]) -> TokenChoice:
         """Return how the next token is chosen.

@@ -82,7 +82,7 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ArchiveError(f"{path}: {error}.", "Export the model again.") from error
     if not isinstance(record, dict):
-        raise ArchiveError(f"{path} holds no JSON object.", "Export the model again.")
+        raise ArchiveError(f"{path}: not a JSON object.", "Export the model again.")
     return record
 
 

@@ -50,7 +50,7 @@ def application(queue: RequestQueue, admission: Admission) -> Starlette:
 
     async def model(request: Request) -> Response:
         if request.path_params["name"] != queue.name:
-            raise RefusedRequestError("there is no such model.", status=404, param="model", code="model_not_found")
+            raise RefusedRequestError("unknown model.", status=404, param="model", code="model_not_found")
         return JSONResponse(model_card(queue.name, queue.opened))
 
     return Starlette(
@@ -68,7 +68,7 @@ def application(queue: RequestQueue, admission: Admission) -> Starlette:
 async def _completion(request: Request, queue: RequestQueue, *, chat: bool) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise RefusedRequestError("the body is to be application/json.", status=415)
+        raise RefusedRequestError("the body must be application/json.", status=415)
     asked = read_request(await _body(request, queue.limits.request_bytes), chat=chat, model=queue.name)
     return _Reply(queue, asked, ReplyForm(queue.name, chat, asked.with_usage))
 
@@ -78,7 +78,7 @@ async def _body(request: Request, most: int) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > most:
-            raise RefusedRequestError(f"the request has more than {most} bytes.", status=413)
+            raise RefusedRequestError(f"the request is larger than {most} bytes.", status=413)
     return bytes(body)
 
 

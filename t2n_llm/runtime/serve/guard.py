@@ -80,7 +80,7 @@ class Guard:
 
     def _refusal(self, headers: Headers) -> JSONResponse | None:
         if not self._admission.admits(headers.get("host", "")):
-            record = error_record("the Host header does not name this server; --allowed-host NAME adds a name.")
+            record = error_record("the Host header is not allowed; --allowed-host NAME adds a name.")
             return JSONResponse(record, 400)
         if not self._admission.knows(headers.get("authorization", "")):
             record = error_record("the API key is missing or wrong.", code="invalid_api_key")

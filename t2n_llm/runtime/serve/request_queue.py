@@ -115,7 +115,7 @@ class RequestQueue:
         ids = self._model.encode(asked.prompt, chat=False) if isinstance(asked.prompt, str) else asked.prompt or []
         vocabulary = len(self._model.tokenizer)
         if any(token >= vocabulary for token in ids):
-            raise RefusedRequestError(f"a token of prompt is not below {vocabulary}.", param="prompt")
+            raise RefusedRequestError(f"a prompt token is not below the vocabulary size {vocabulary}.", param="prompt")
         continues = len(held) < len(ids) and list(ids[: len(held)]) == list(held)
         return len(ids), ids[len(held) :] if continues else ids
 

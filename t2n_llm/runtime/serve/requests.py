@@ -102,13 +102,13 @@ def read_request(body: bytes, *, chat: bool, model: str) -> AskedText:
     _refuse(said, _READ_OF_CHAT if chat else _READ_OF_TEXT)
     if said.get("model") != model:
         raise RefusedRequestError(
-            f"the model {said.get('model')!r} is not here; {model!r} is.",
+            f"the model {said.get('model')!r} is not served here; use {model!r}.",
             status=404,
             param="model",
             code="model_not_found",
         )
     if said.get("max_tokens") is not None and said.get("max_completion_tokens") is not None:
-        raise RefusedRequestError("give max_completion_tokens or max_tokens, not both.", param="max_tokens")
+        raise RefusedRequestError("use max_completion_tokens or max_tokens, not both.", param="max_tokens")
     most = next((name for name in ("max_completion_tokens", "max_tokens") if name in said), None)
     return AskedText(
         messages=_messages(said.get("messages")) if chat else None,
@@ -126,39 +126,39 @@ def _parsed(body: bytes) -> dict[str, Any]:
         asked = json.loads(body)
         json.dumps(asked, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as error:
-        raise RefusedRequestError("a text of the request holds half of a character (a lone surrogate).") from error
+        raise RefusedRequestError("a text of the request contains a lone surrogate.") from error
     except RecursionError as error:
         raise RefusedRequestError("the body is nested too deeply.") from error
     except ValueError as error:  # with NaN and 1e400, which are no numbers of JSON
-        raise RefusedRequestError(f"the body is no JSON: {error}.") from error
+        raise RefusedRequestError(f"the body is not JSON: {error}.") from error
     if not isinstance(asked, dict):
-        raise RefusedRequestError("the body is no JSON object.")
+        raise RefusedRequestError("the body is not a JSON object.")
     return asked
 
 
 def _refuse(said: Mapping[str, Any], content: Set[str]) -> None:
     for name, value in said.items():
         if name in _NOTHING and value not in _NOTHING[name]:
-            raise RefusedRequestError(f"{name} is not offered here; leave it out.", param=name)
+            raise RefusedRequestError(f"{name} is not supported; omit it.", param=name)
         if name not in _NOTHING and name not in _READ and name not in _UNHEARD and name not in content:
-            raise RefusedRequestError(f"{name} is unknown here; leave it out.", param=name)
+            raise RefusedRequestError(f"{name} is unknown; omit it.", param=name)
 
 
 def _messages(value: Any) -> list[Message]:
     if not isinstance(value, list) or not value:
-        raise RefusedRequestError("messages is no list of messages.", param="messages")
+        raise RefusedRequestError("messages must be a list of messages.", param="messages")
     return [_message(each, f"messages[{number}]") for number, each in enumerate(value)]
 
 
 def _message(value: Any, place: str) -> Message:
     role = value.get("role") if isinstance(value, dict) else None
     if not isinstance(role, str) or role not in _ROLES:
-        raise RefusedRequestError(f"{place} has no role of {', '.join(_ROLES)}.", param=place)
+        raise RefusedRequestError(f"{place} must have one of the roles {', '.join(_ROLES)}.", param=place)
     content = value.get("content")
     if isinstance(content, list) and all(_is_text(part) for part in content):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        raise RefusedRequestError(f"the content of {place} is no text.", param=place)
+        raise RefusedRequestError(f"the content of {place} must be text.", param=place)
     return {"role": _ROLES[role], "content": content}
 
 
@@ -178,13 +178,13 @@ def _prompt(value: Any) -> str | list[int]:
         return value
     if isinstance(value, list) and value and all(type(each) is int and each >= 0 for each in value):
         return value
-    raise RefusedRequestError("prompt is no text, and no list of tokens; one prompt a request.", param="prompt")
+    raise RefusedRequestError("prompt must be one text or one list of tokens.", param="prompt")
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
-        raise RefusedRequestError("stop is no text, and no list of texts.", param="stop")
+        raise RefusedRequestError("stop must be a text or a list of texts.", param="stop")
     return tuple(stops)
 
 
@@ -193,7 +193,7 @@ def _numbers(said: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         whole = type(value) is int
         if not whole and not (type(value) is float and _SAMPLING[name] is float):
-            raise RefusedRequestError(f"{name} is {value!r}, which is no such number.", param=name)
+            raise RefusedRequestError(f"{name} is {value!r}, which is not an allowed number.", param=name)
         if abs(value) > _LARGEST:
             raise RefusedRequestError(f"{name} is too large.", param=name)
     return {name: _SAMPLING[name](value) for name, value in given.items()}
@@ -201,7 +201,7 @@ def _numbers(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _positive(value: Any, name: str) -> int:
     if type(value) is not int or value < 1:
-        raise RefusedRequestError(f"{name} is {value!r}; it is a number of tokens, 1 or more.", param=name)
+        raise RefusedRequestError(f"{name} is {value!r}; it must be 1 or more tokens.", param=name)
     return value
 
 

@@ -86,7 +86,7 @@ class NumberedPatchRows(PictureFrontEnd):
         return {
             "inputs": {PIXELS: "uint8 [1, H, W, 3]: red, green, blue, resized as `resize` says"},
             "resize": {
-                "rows": f"floor(sqrt(max_patches * {width} * H / ({height} * W))), H and W of the picture as it was",
+                "rows": f"floor(sqrt(max_patches * {width} * H / ({height} * W))), H and W of the original image",
                 "columns": f"floor(sqrt(max_patches * {height} * W / ({width} * H)))",
                 "height": f"{height} * rows",
                 "width": f"{width} * columns",
@@ -101,7 +101,7 @@ class NumberedPatchRows(PictureFrontEnd):
         shown.append(np.full_like(shown[0], 77))
         return tuple(
             FrontEndCase(f"{self.kind} of {name}", (each[None],), self._said(each))
-            for name, each in zip(("a wide picture", "a high picture", "an empty picture"), shown, strict=True)
+            for name, each in zip(("a wide image", "a tall image", "an empty image"), shown, strict=True)
         )
 
     def _said(self, shown: np.ndarray) -> tuple[np.ndarray, ...]:

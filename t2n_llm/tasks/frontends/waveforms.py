@@ -59,7 +59,7 @@ class SoundFrontEnd(FrontEnd):
         """See `FrontEnd`."""
         inputs = {WAVEFORM: "f32 [B, T]: one channel, samples from -1 to 1, zeros after the end of a recording"}
         if self.takes_lengths:
-            inputs[LENGTHS] = "int64 [B]: how many samples of each row are its recording"
+            inputs[LENGTHS] = "int64 [B]: number of samples of each recording"
         return {"inputs": inputs, "sampling_rate": self.sampling_rate}
 
     def cases(self, generator: np.random.Generator) -> tuple[FrontEndCase, ...]:

@@ -59,7 +59,7 @@ def plan_cases(head: Head, reading: Reading, config: Any, tokenizer: Any | None)
 
 
 def _counted(batch: int) -> str:
-    return "one alone" if batch == 1 else f"a batch of {batch}"
+    return "one input" if batch == 1 else f"a batch of {batch}"
 
 
 # --- texts --------------------------------------------------------------------------------------

@@ -34,10 +34,10 @@ class Values(Enum):
     """What an input holds."""
 
     IDS = "ids of tokens"
-    MASK = "1 for what is there, 0 for padding"
-    MARKS = "1 for tokens that all others look at"
+    MASK = "1 for tokens, 0 for padding"
+    MARKS = "1 for tokens with global attention"
     TYPES = "0 in the first text of a pair, 1 in the second"
-    NUMBERS = "what the model's processor gives"
+    NUMBERS = "output of the model's processor"
     POINTS = "positions in pixels, x before y"
     LABELS = "1 for a point inside, 0 for one outside"
 
@@ -164,7 +164,7 @@ def reading_of(head: Head, network: nn.Module, image_size: tuple[int, int]) -> R
     missing = _required(network).difference(wanted)
     if missing:
         raise UnknownArchitectureError(
-            f"{type(network).__name__} needs {', '.join(sorted(missing))}, which --task {head.name} does not give.",
+            f"{type(network).__name__} needs {', '.join(sorted(missing))}, which --task {head.name} does not provide.",
             "Choose another --task.",
         )
     return Reading(tuple(inputs), lengths)

@@ -330,16 +330,16 @@ def _tried(
         known = head.read_of(traced)
         if not known:
             raise CaptureError(
-                f"{type(network).__name__} gives {', '.join(traced) or 'no tensor'}, and --task {head.name} reads "
-                f"{' or '.join((*head.outputs, *head.otherwise))}.",
+                f"{type(network).__name__} returns {', '.join(traced) or 'no tensor'}, but --task {head.name} "
+                f"needs {' or '.join((*head.outputs, *head.otherwise))}.",
                 "Choose another --task.",
             )
         tried = copy.deepcopy(network)
         others = [_or_none(partial(shapes, tried, sizes=each)) for each in way.others]
         return way, {name: _axes(way, name, traced, others) for name in known}, values
     raise CaptureError(
-        f"{type(network).__name__} cannot run on shapes alone: {described(refusals[0])}",
-        "Models of this family have no translation yet; run with --debug to see where it stops.",
+        f"{type(network).__name__} cannot run with shapes only: {described(refusals[0])}",
+        "This family is not supported yet; --debug shows where it fails.",
     ) from refusals[0]
 
 

@@ -97,13 +97,13 @@ def pooling_of(folder: Path | None) -> Pooling:
         unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
         if unknown:
             raise SourceError(
-                f"{folder}: a sentence model with a {unknown[0]} module, which is not known.",
-                "Export --task feature-extraction, and compute the rest outside of the archive.",
+                f"{folder}: its sentence model has a {unknown[0]} module, which is not supported.",
+                "Export with --task feature-extraction, and compute the rest outside the archive.",
             )
         settings = json.loads((folder / kinds["Pooling"] / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SourceError(
-            f"{folder}: {MODULES_FILE} or what it names cannot be read: {error}", "Download the model again."
+            f"{folder}: {MODULES_FILE} or a file that it names cannot be read: {error}", "Download the model again."
         ) from error
     return Pooling(_mode(folder, settings), "Normalize" in kinds)
 
@@ -114,8 +114,9 @@ def _mode(folder: Path, settings: Mapping[str, Any]) -> str:
     modes += [flag for flag, on in settings.items() if flag.startswith("pooling_mode_") and on and flag not in _FLAGS]
     if len(modes) != 1 or modes[0] not in _MODES:
         raise SourceError(
-            f"{folder}: pooling by {' and '.join(modes) or 'nothing'} is not known.",
-            f"Known: {', '.join(_MODES)}; export --task feature-extraction and pool outside of the archive.",
+            f"{folder}: pooling by {' and '.join(modes) or 'nothing'} is not supported.",
+            f"Supported: {', '.join(_MODES)}. Otherwise export with --task feature-extraction and pool outside "
+            "the archive.",
         )
     return modes[0]
 

@@ -66,7 +66,7 @@ def _kind(auto_class: str, description: str) -> ModelKind:
     return ModelKind(auto_class, description, "Choose another --task, such as feature-extraction")
 
 
-_BACKBONE = ModelKind("AutoModel", "model", "Give a text model")
+_BACKBONE = ModelKind("AutoModel", "model", "Use a text model")
 _CLASSIFIER = Head(
     names.TEXT_CLASSIFICATION,
     _kind("AutoModelForSequenceClassification", "sequence classifier"),
@@ -133,7 +133,7 @@ _IMAGE_ROWS = (
     ),
     Head(
         names.IMAGE_FEATURE_EXTRACTION,
-        replace(_BACKBONE, advice="Give a vision model"),
+        replace(_BACKBONE, advice="Use a vision model"),
         ("IMAGE",),
         Reads.IMAGE,
         ("last_hidden_state", "pooler_output", "image_embeds", "reconstruction", "logits"),
@@ -204,7 +204,7 @@ _SOUND_ROWS = (
     ),
     Head(
         names.AUDIO_FRAME_CLASSIFICATION,
-        _kind("AutoModelForAudioFrameClassification", "classifier of frames of sound"),
+        _kind("AutoModelForAudioFrameClassification", "audio frame classifier"),
         ("AUDIO_FRAME_CLASSIFICATION",),
         Reads.SOUND,
         ("logits",),

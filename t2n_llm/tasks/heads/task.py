@@ -54,21 +54,22 @@ class HeadTask(Task):
     ) -> None:
         """See `Task.refuse`."""
         if options.image_size is not None and self.head.reads in (*_TEXTS_ALONE, Reads.SOUND, Reads.SERIES):
-            raise OptionError(f"--task {self.name} reads no images.", "Leave --image-size out.")
+            raise OptionError(f"--task {self.name} takes no images.", "Omit --image-size.")
         if options.towers and self.head.reads is not Reads.IMAGE_AND_TEXTS:
-            raise OptionError(f"--task {self.name} does not compare images with texts.", "Leave --towers out.")
+            raise OptionError(f"--task {self.name} does not compare images with texts.", "Omit --towers.")
         if adapter is not None:
             raise OptionError(
-                f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
+                f"--task {self.name} does not merge adapters.",
+                "Merge it with peft first, then export the merged model.",
             )
         if source.gguf is not None:
             raise OptionError(
-                f"{source.name}: a GGUF file can be exported for text generation only.",
-                "Give the original checkpoint, a folder or a hub id.",
+                f"{source.name}: GGUF files are supported for text generation only.",
+                "Use the original checkpoint, a folder or a hub id.",
             )
         if compression.calibrates():
             raise OptionError(
-                f"calibrated algorithms run the language model; --task {self.name} has another head.",
+                f"calibration runs a language model, which --task {self.name} does not have.",
                 "Use an algorithm without calibration, such as --compress q4_0.",
             )
 
@@ -110,7 +111,7 @@ class HeadTask(Task):
         what = "classification head" if self.head.labelled else f"head of a {self.head.kind.description}"
         return MissingTensorError(
             f"{error.message[:-1]}, a weight of the {what}.",
-            f"Give a checkpoint that was trained for {self.name}, or use --task feature-extraction.",
+            f"Use a checkpoint that was trained for {self.name}, or --task feature-extraction.",
         )
 
     def check(self, subject: CheckSubject) -> ValidationReport:
@@ -185,7 +186,7 @@ class HeadTask(Task):
 def _skeleton(part: TaskGraph) -> HeadSkeleton:
     skeleton = part.skeleton
     if not isinstance(skeleton, HeadSkeleton):
-        raise TypeError(f"{type(skeleton).__name__} is no model with a head")
+        raise TypeError(f"{type(skeleton).__name__} has no head")
     return skeleton
 
 

@@ -44,7 +44,7 @@ def cut_into_towers(
     texts = [name for name, part in alone.items() if part.inputs and _PIXELS not in part.inputs]
     if not (images and texts):
         what = "images" if texts else "texts"
-        raise OptionError(f"--towers: no output of the model is of {what} alone.", "Leave --towers out.")
+        raise OptionError(f"--towers: no output of the model depends on {what} alone.", "Omit --towers.")
     block = graph.operations[0].block  # of the inputs
     vectors = [_given(name, outputs[name], dtype, block) for name in (*texts, *images)]
     others = [name for name in outputs if name not in (*texts, *images)]

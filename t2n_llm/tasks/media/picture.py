@@ -30,16 +30,18 @@ def read_image(path: str | Path, size: tuple[int, int] | None = None, filter_nam
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
-        raise MissingExtraError("reading pictures needs Pillow.", "Run: pip install 't2n-llm[images]'") from error
+        raise MissingExtraError(
+            "reading images needs Pillow.", "Install it with pip install 't2n-llm[images]'."
+        ) from error
     path = Path(path)
     try:
         with Image.open(path) as opened:
             picture = ImageOps.exif_transpose(opened).convert("RGB")
     except UnidentifiedImageError as error:
-        raise OptionError(f"{path}: not a picture.", "Give a PNG or a JPEG file.") from error
+        raise OptionError(f"{path}: not an image.", "Use a PNG or JPEG file.") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise OptionError(f"{path}: cannot be read: {reason}.", "Give a PNG or a JPEG file, whole.") from error
+        raise OptionError(f"{path}: cannot be read: {reason}.", "Use a complete PNG or JPEG file.") from error
     if size is not None:
         picture = picture.resize((size[1], size[0]), Image.Resampling[filter_name.upper()])
     return np.asarray(picture)

@@ -52,9 +52,7 @@ class SensedInput:
         if record is None or name not in record.get("outputs", ()):
             return SensedInput(folder, name)
         if FRONTEND not in manifest.get("archives", {}):
-            raise ArchiveError(
-                f"{folder}: its export.json names no archive of the front end.", "Export the model again."
-            )
+            raise ArchiveError(f"{folder}: its export.json lists no front end archive.", "Export the model again.")
         return SensedInput(folder, name, record, folder / manifest["archives"][FRONTEND]["archive"])
 
     @property
@@ -67,7 +65,8 @@ class SensedInput:
         stated = self._stated
         if stated.get("sampling_rate") is None:
             raise OptionError(
-                f"{self.folder} does not say what sound its model hears.", f"Export a checkpoint with its {_CONFIG}."
+                f"{self.folder} does not record the sampling rate of its model.",
+                f"Export a checkpoint that includes its {_CONFIG}.",
             )
         return int(stated["sampling_rate"])
 

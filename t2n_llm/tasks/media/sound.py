@@ -60,7 +60,7 @@ def read_waveform(path: str | Path, sampling_rate: int) -> np.ndarray:
     frames = len(data) // header.frame_bytes
     samples = _as_floats(data[: frames * header.frame_bytes], header).reshape(frames, header.channels)
     if not frames:
-        raise OptionError(f"{path}: the recording is empty.", "Give a file with sound in it.")
+        raise OptionError(f"{path}: the recording is empty.", "Use a file with sound.")
     return resampled(samples.mean(axis=1), header.rate, sampling_rate).astype(np.float32)
 
 
@@ -104,13 +104,13 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise OptionError(f"{path}: cannot be read: {error.strerror}.", "Give the path of a WAV file.") from error
+        raise OptionError(f"{path}: cannot be read: {error.strerror}.", "Use the path of a WAV file.") from error
 
 
 def _parsed(path: Path, content: bytes) -> tuple[_Header, bytes]:
     """Return what a file says of its samples, and their bytes."""
     if content[:4] not in (b"RIFF", b"RF64") or content[8:12] != b"WAVE":
-        raise OptionError(f"{path}: not a WAV file.", "Convert it, such as with `ffmpeg -i FILE sound.wav`.")
+        raise OptionError(f"{path}: not a WAV file.", "Convert it, for example with `ffmpeg -i FILE sound.wav`.")
     header = None
     for name, chunk in _chunks(content):
         if name == b"fmt ":
@@ -118,7 +118,7 @@ def _parsed(path: Path, content: bytes) -> tuple[_Header, bytes]:
         elif name == b"data" and header is not None:
             return header, chunk
     missing = "samples" if header is not None else "format"
-    raise OptionError(f"{path}: the file ends before its {missing}.", "Give the whole file.")
+    raise OptionError(f"{path}: the file ends before its {missing}.", "Use the complete file.")
 
 
 def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -134,18 +134,18 @@ def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _header(path: Path, chunk: bytes) -> _Header:
     if len(chunk) < _FORMAT.size:
-        raise OptionError(f"{path}: its format has {len(chunk)} bytes, not {_FORMAT.size}.", "Give the whole file.")
+        raise OptionError(f"{path}: its format has {len(chunk)} bytes, not {_FORMAT.size}.", "Use the complete file.")
     encoding, channels, rate, _, _, bits = _FORMAT.unpack_from(chunk)
     if encoding == _EXTENSIBLE and len(chunk) >= _SUBFORMAT_AT + 2:
         (encoding,) = struct.unpack_from("<H", chunk, _SUBFORMAT_AT)
     known = (encoding == _PCM and bits // 8 in _PCM_BYTES and bits % 8 == 0) or (encoding == _FLOAT and bits in _FLOATS)
     if not known:
         raise OptionError(
-            f"{path}: samples of encoding {encoding} with {bits} bits are not read.",
-            "Convert it to 16-bit PCM, such as with `ffmpeg -i FILE -c:a pcm_s16le sound.wav`.",
+            f"{path}: samples with encoding {encoding} and {bits} bits are not supported.",
+            "Convert it to 16-bit PCM, for example with `ffmpeg -i FILE -c:a pcm_s16le sound.wav`.",
         )
     if not channels or not rate:
-        raise OptionError(f"{path}: {channels} channels at {rate} samples a second.", "Give another file.")
+        raise OptionError(f"{path}: {channels} channels at {rate} Hz are not supported.", "Use another file.")
     return _Header(encoding, channels, rate, bits)
 
 

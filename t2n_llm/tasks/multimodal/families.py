@@ -128,13 +128,13 @@ def family_of(config: Any, image_size: int | None = None, task: str | None = Non
     family = _known_family(config, image_size)
     if task not in (None, family.medium.task):
         raise OptionError(
-            f"--task {task}: models of type {config.model_type!r} are for {family.medium.task}.",
+            f"--task {task}: models of type {config.model_type!r} need --task {family.medium.task}.",
             f"Use --task {family.medium.task}.",
         )
     own = None if config.model_type in _SIZED else getattr(getattr(config, "vision_config", None), "image_size", 0)
     if None not in (image_size, own) and image_size != own:
         has = f"this model's images have {own} pixels" if own else "this model takes no images"
-        raise OptionError(f"--image-size {image_size}: {has}.", "Leave it out.")
+        raise OptionError(f"--image-size {image_size}: {has}.", "Omit it.")
     return family
 
 
@@ -144,8 +144,8 @@ def _known_family(config: Any, image_size: int | None) -> Family:
     if config.model_type in _FIXED:
         return _FIXED[config.model_type]
     raise UnknownArchitectureError(
-        f"multimodal models of type {config.model_type!r} have no export yet.",
-        f"Known: {', '.join((*_FIXED, *_SIZED))}. Its text model alone may be exported with --task text-generation.",
+        f"multimodal models of type {config.model_type!r} are not supported yet.",
+        f"Supported: {', '.join((*_FIXED, *_SIZED))}. Its text model may be exported with --task text-generation.",
     )
 
 

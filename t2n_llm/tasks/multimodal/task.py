@@ -27,16 +27,16 @@ from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
 
 _POSITIONS = (
-    "int64 [3, 1, S], time, row, column: text counts on from the position before in all three; an image that starts at p has "
-    "p, p + row, p + column, and the text after it goes on at p + side (side = sqrt(rows_per_image))"
+    "int64 [3, 1, S], time, row, column: text positions count on in all three; an image that starts at p has "
+    "p, p + row, p + column, and the text after it continues at p + side (side = sqrt(rows_per_image))"
 )
 _DEEPSTACK = (
-    "row i of all images' deepstack_embeds_n is at the i-th image_token_id of the decoder's deepstack_embeds_n [1, S, D], "
-    "which is zero everywhere else and in every call without images"
+    "row i of all images' deepstack_embeds_n is placed at the i-th image_token_id of the decoder's "
+    "deepstack_embeds_n [1, S, D], which is zero elsewhere and in calls without images"
 )
 _FRAME_MASK = (
-    "int64 [N, frames]: 1 before the end of a recording, 0 after it; the first (n + 1) / 4 rows of n frames are used, "
-    "rounded down"
+    "int64 [N, frames]: 1 before the end of a recording, 0 after it; of n frames, the first (n + 1) / 4 rows "
+    "are used, rounded down"
 )
 
 
@@ -49,22 +49,23 @@ class MultimodalTask(Task):
         """See `Task.refuse`."""
         if adapter is not None:
             raise OptionError(
-                f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
+                f"--task {self.name} does not merge adapters.",
+                "Merge it with peft first, then export the merged model.",
             )
         if compression.calibrates():
             raise OptionError(
-                f"--task {self.name} has no calibration: nothing says which images or sounds go with a text.",
+                f"--task {self.name} does not support calibration, which would need images or sound with each text.",
                 "Use --compress q4_0, or a recipe whose algorithms are search or min_max.",
             )
         if options.batch or options.num_logits_to_keep != 1:
             raise OptionError(
-                f"--task {self.name} exports a batch of 1 and the last position's logits.",
-                "Leave --batch and --num-logits-to-keep out.",
+                f"--task {self.name} supports a batch of 1 and the last position's logits only.",
+                "Omit --batch and --num-logits-to-keep.",
             )
         if source.is_quantized:
             raise OptionError(
-                f"{source.name}: multimodal models are exported from plain checkpoints only.",
-                "Give the original bf16, f16 or f32 checkpoint.",
+                f"{source.name}: multimodal models need an unquantized checkpoint.",
+                "Use the original bf16, f16 or f32 checkpoint.",
             )
         self._family(source, options)  # refuses what it does not know
 
@@ -167,12 +168,12 @@ def connection(config: Any, family: Family) -> dict[str, Any]:
         f"rows_per_{medium.noun}": family.rows_per_image(config),
         medium.input_name: {
             "shape": [*stack, *family.pixel_shape(config)],
-            f"{medium.noun}s": "as the model's processor gives them, in order",
+            f"{medium.noun}s": "output of the model's processor, in order",
         },
         "scatter": f"row i of all {medium.output_name} replaces inputs_embeds at the i-th {medium.token_field}",
         "deepstack": _DEEPSTACK if family.deepstack_layers(config) else None,
         FRAME_MASK: _FRAME_MASK if family.masked else None,
-        "token_type_ids": "1 at rows of images, 0 elsewhere; an image is in one call"
+        "token_type_ids": "1 at rows of images, 0 elsewhere; an image must be in one call"
         if further == TOKEN_TYPES
         else None,
         "positions": _POSITIONS if further == POSITIONS else "counted by the decoder from its cache",

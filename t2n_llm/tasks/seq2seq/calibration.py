@@ -55,18 +55,19 @@ class _Data:
     hint: str
 
 
-_LISTS = "a folder of them, one of them, or a list: a path in each line, and after a tab its text if it is known"
+_LISTS = "a folder of them, one of them, or a list: one path per line, optionally followed by a tab and its text"
 _DATA: Mapping[str, _Data] = {
     TEXT_TO_TEXT: _Data(
         "texts",
         (),
-        "Give --calibration builtin, or a file: a text in each line, and after a tab the one made of it if it is known.",
+        "Use --calibration builtin, or a file: one text per line, optionally followed by a tab and the "
+        "expected output.",
     ),
-    SPEECH_RECOGNITION: _Data("recordings", (".wav",), f"Give --calibration WAV files: {_LISTS}."),
+    SPEECH_RECOGNITION: _Data("recordings", (".wav",), f"Use --calibration with WAV files: {_LISTS}."),
     IMAGE_TO_TEXT: _Data(
         "pictures",
         (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"),
-        f"Give --calibration pictures: {_LISTS}.",
+        f"Use --calibration with images: {_LISTS}.",
     ),
 }
 
@@ -116,18 +117,18 @@ def examples(task: str, data: str) -> list[Example]:
     kind = _DATA[task]
     if data == AUTO:
         raise OptionError(
-            f"--calibration auto is a text that a language model writes; --task {task} has sources.", kind.hint
+            f"--calibration auto lets a language model write a text; --task {task} needs inputs.", kind.hint
         )
     if data == BUILTIN:
         if kind.suffixes:
-            raise OptionError(f"--task {task} is calibrated on {kind.noun}, and none come with t2n-llm.", kind.hint)
+            raise OptionError(f"--task {task} is calibrated on {kind.noun}; t2n-llm includes none.", kind.hint)
         return [Example(" ".join(part.split())) for part in builtin_text().split("\n\n") if part.strip()]
     path = Path(data)
     if not path.exists():
-        raise OptionError(f"calibration data {path}: there is no such file.", kind.hint)
+        raise OptionError(f"calibration data {path}: no such file.", kind.hint)
     found = list(_files(path, kind)) if kind.suffixes else list(_lines(path, kind))
     if not found:
-        raise OptionError(f"calibration data {path}: there are no {kind.noun} in it.", kind.hint)
+        raise OptionError(f"calibration data {path}: it contains no {kind.noun}.", kind.hint)
     return found
 
 
@@ -140,7 +141,7 @@ def _files(path: Path, kind: _Data) -> Iterator[Example]:
         for each in _lines(path, kind):
             file = path.parent / each.source
             if not file.is_file():
-                raise OptionError(f"calibration data {path}: there is no file {each.source!r}.", kind.hint)
+                raise OptionError(f"calibration data {path}: no such file as {each.source!r}.", kind.hint)
             yield Example(str(file), each.text)
 
 
@@ -182,7 +183,7 @@ def prepared(
     """
     if len(form.inputs) > 1:
         raise OptionError(
-            f"{source.name}: its encoder reads {form.inputs[1].name!r} too, of which calibration data says nothing.",
+            f"{source.name}: its encoder also needs {form.inputs[1].name!r}, which calibration data does not contain.",
             "Use an algorithm without calibration, such as --compress q4_0.",
         )
     found = _spread(examples(task, data))

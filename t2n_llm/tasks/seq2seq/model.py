@@ -430,14 +430,14 @@ def _probed(network: Any, form: SourceForm, dtype: torch.dtype) -> _Probed:
         raise
     except Exception as error:  # whatever the model's own code raises
         raise CaptureError(
-            f"{type(network).__name__} cannot run as an encoder and a decoder on shapes alone: {described(error)}",
-            "Models of this family have no translation yet; run with --debug to see where it stops.",
+            f"{type(network).__name__} cannot run as an encoder and a decoder with shapes only: {described(error)}",
+            "This family is not supported yet; --debug shows where it fails.",
         ) from error
     said = {slot: tensor for slot, tensor in first.states.items() if slot.kind in (CROSS_KEY, CROSS_VALUE)}
     if not said:
         raise CaptureError(
-            f"{type(network).__name__} keeps no keys and values of its source in transformers' cache.",
-            "Its cross-attention has no translation yet.",
+            f"{type(network).__name__} does not store cross-attention keys and values in transformers' cache.",
+            "Its cross-attention is not supported yet.",
         )
     cross = tuple(_cross_state(slot, tensor, form) for slot, tensor in said.items())
     states = describe_states(_own(first), _own(second), type(network).__name__)

@@ -282,6 +282,6 @@ def source_form(config: Any, *, main_input: str) -> SourceForm:
     if main_input == "input_ids" and hasattr(config, "vocab_size"):
         return _text(lambda each: each.vocab_size)(config)
     raise UnknownArchitectureError(
-        f"how a source of {config.model_type!r} enters its encoder ({main_input}) is not known.",
-        "Name it in t2n_llm/tasks/seq2seq/sources.py, or export the encoder with generic_export.export_model_to_nnef.",
+        f"the encoder input of {config.model_type!r} ({main_input}) is not supported.",
+        "Add it to t2n_llm/tasks/seq2seq/sources.py, or export the encoder with generic_export.export_model_to_nnef.",
     )

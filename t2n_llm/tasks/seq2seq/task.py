@@ -29,8 +29,8 @@ from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, build_se
 from t2n_llm.tasks.seq2seq.sources import BATCH, SourceForm, source_form
 
 _CROSS = (
-    "the encoder's outputs cross_* are the decoder's inputs of the same names, in every call: they depend on the source alone and "
-    "are computed once"
+    "the encoder's outputs cross_* are the decoder's inputs of the same names in every call: compute them once "
+    "per source"
 )
 
 
@@ -46,12 +46,13 @@ class Seq2SeqTask(Task):
         del options
         if adapter is not None:
             raise OptionError(
-                f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
+                f"--task {self.name} does not merge adapters.",
+                "Merge it with peft first, then export the merged model.",
             )
         if source.gguf is not None or source.is_quantized:
             raise OptionError(
-                f"{source.name}: encoder-decoders are exported from plain checkpoints only.",
-                "Give the original bf16, f16 or f32 checkpoint, a folder or a hub id.",
+                f"{source.name}: encoder-decoders need an unquantized checkpoint.",
+                "Use the original bf16, f16 or f32 checkpoint, a folder or a hub id.",
             )
         if compression.calibrates():
             examples(self.name, compression.calibration)  # refuses what is no data of this task

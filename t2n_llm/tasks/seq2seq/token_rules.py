@@ -131,7 +131,7 @@ class TokenRules:
         languages = languages_of(settings)
         if language is not None:
             if language not in languages:
-                raise OptionError(f"the model knows no language {language!r}.", _known(languages))
+                raise OptionError(f"the model does not support the language {language!r}.", _known(languages))
             start += (languages[language],)
         purposes = settings.get("task_to_id") or {}
         if purpose is not None and purpose not in purposes:
@@ -140,7 +140,7 @@ class TokenRules:
             start += (int(purposes[purpose or "transcribe"]),)
         without = settings.get("no_timestamps_token_id")
         if without is None and timestamps:
-            raise OptionError("the model does not say when something is said.", "Leave --timestamps out.")
+            raise OptionError("the model does not return timestamps.", "Omit --timestamps.")
         if without is None:
             return replace(self, start=start)
         if not timestamps:
@@ -161,7 +161,7 @@ def _first(value: Any) -> int:
 
 
 def _known(names: Mapping[str, int]) -> str:
-    return f"It knows {', '.join(sorted(names))}." if names else "Leave the option out."
+    return f"Supported: {', '.join(sorted(names))}." if names else "Omit the option."
 
 
 __all__ = ["Timestamps", "TokenRules", "languages_of"]

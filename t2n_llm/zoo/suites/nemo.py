@@ -202,7 +202,7 @@ CASES: Mapping[str, ModuleCase] = {
     "FastConformerCTC": _frames(partial(_recogniser, **_FAST)),
     "FastConformer of RNN-T and TDT": _frames(partial(_encoder_alone, **_FAST)),
     "FastConformer, cache-aware, whole": _frames(partial(_encoder_alone, **_FAST, **_IN_CHUNKS)),
-    "FastConformer, cache-aware, a chunk": ModuleCase(
+    "FastConformer, cache-aware, one chunk": ModuleCase(
         _chunk_step,
         {
             "chunk": Given(("B", _FEATURES, CHUNK_FRAMES)),

@@ -40,7 +40,7 @@ def chosen_suites(names: Sequence[str]) -> tuple[str, ...]:
     known = (*LIBRARIES, ENCODERS)
     for name in names:
         if name not in known:
-            raise OptionError(f"there is no suite {name!r}.", f"Use {', '.join(known)}.")
+            raise OptionError(f"unknown suite {name!r}.", f"Use {', '.join(known)}.")
     return tuple(dict.fromkeys(names))
 
 

@@ -29,7 +29,7 @@ def test_worst_element_values_histogram_and_outliers() -> None:
     assert [(group.up_to, group.count) for group in found.histogram] == [
         (0.0, 2), (1e-8, 1), (1e-4, 1), (1.0, 1), (None, 1)]  # fmt: skip
     assert str(found) == (
-        "output 'y': max abs error 7 at [1, 2] (-7 for 0), max rel error inf, 33.33% of 6 elements beyond the tolerance "
+        "output 'y': max abs error 7 at [1, 2] (-7, expected 0), max rel error inf, 33.33% of 6 elements exceed the tolerance "
         "(errors: 2 equal, 1 <= 1e-08, 1 <= 0.0001, 1 <= 1, 1 > 1)"
     )
 
@@ -52,8 +52,8 @@ def test_nan_and_infinity_equal_only_their_like() -> None:
 
 def test_shape_and_element_type_come_first() -> None:
     zeros = np.zeros((2, 1), np.float32)
-    assert "shape [2, 1], PyTorch has [2]" in str(compare("y", zeros, zeros[:, 0], ToleranceLimits(9, 9)))
-    assert "element type float32" in str(compare("y", zeros, zeros.astype(np.float16), ToleranceLimits(9, 9)))
+    assert "shape [2, 1], but PyTorch has [2]" in str(compare("y", zeros, zeros[:, 0], ToleranceLimits(9, 9)))
+    assert "dtype float32" in str(compare("y", zeros, zeros.astype(np.float16), ToleranceLimits(9, 9)))
 
 
 # tract-data 0.23.9, src/tensor.rs, `impl From<Approximation>`: (atol, rtol, outliers) for f32 and f16

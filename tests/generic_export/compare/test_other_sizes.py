@@ -46,7 +46,7 @@ def _exported(target: TractNNEF, folder: Path, example: torch.Tensor | None = No
 
 
 def test_a_number_that_is_right_at_the_example_alone_is_found(tmp_path: Path) -> None:
-    with pytest.raises(MismatchError, match=r"right at the sizes of the example, and wrong at B=3, T=7: output"):
+    with pytest.raises(MismatchError, match=r"correct at the sizes of the example, but wrong at B=3, T=7: output"):
         _exported(Frozen(dynamic_axes=LENGTH), tmp_path)
     assert not (tmp_path / "model").exists()
 

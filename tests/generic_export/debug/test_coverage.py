@@ -53,7 +53,7 @@ def test_each_operator_has_its_verdict_count_and_line() -> None:
     assert (hermite.support, hermite.count, hermite.refused, hermite.module_path) == (Support.MISSING, 2, 2, "first")
     line = inspect.getsourcelines(_Inner.forward)[1] + 1
     assert hermite.source == f"{FILE}:{line}" and hermite.module_type == "_Inner"
-    assert "no NNEF form is registered" in hermite.reason
+    assert "no translation is registered" in hermite.reason
 
 
 def test_a_call_that_its_translation_refuses_counts_as_missing() -> None:

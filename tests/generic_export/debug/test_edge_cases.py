@@ -97,7 +97,7 @@ def test_an_axis_of_one_in_every_set_is_static_with_a_warning_that_names_it_unle
     sets = [(torch.randn(1, count, 4),) for count in (3, 5)]
     found = diagnosed(toys.Doubled(), sets)
     assert found.pieces[0].inputs[0].axes[0] == "1"
-    assert any("axis 0 of x is 1 in every set" in warning for warning in found.axes.warnings)
+    assert any("axis 0 of x is 1 in every call" in warning for warning in found.axes.warnings)
     declared = diagnosed(toys.Doubled(), sets, axes={"x": {0: "B"}}, strategy="whole")
     assert declared.ok
     assert declared.pieces[0].inputs[0].axes[0] == "B"
@@ -207,7 +207,7 @@ def test_a_dataclass_of_nested_tuples_with_none_is_flattened_with_names() -> Non
 
 def test_an_output_that_is_no_tensor_is_a_constant_and_one_that_varies_is_reported() -> None:
     found = diagnosed(toys.SaysItsLength(), rows(3, 5))
-    assert any("output_1 is no tensor and differs" in note for note in found.pieces[0].notes)
+    assert any("output_1 is not a tensor and differs" in note for note in found.pieces[0].notes)
     steady = diagnosed(toys.Structured(), rows(3, 5))
     assert not steady.pieces[0].notes
 
@@ -366,7 +366,7 @@ def test_a_model_that_computes_something_else_again_is_told() -> None:
         for (x,) in rows(3, 5):
             model(x)
     later = [r for r in recording.calls if not r.whole and r.call.class_name == "Linear"]
-    with pytest.raises(ObservationError, match="other numbers"):
+    with pytest.raises(ObservationError, match="different values"):
         completed(recording, later[0])
 
 

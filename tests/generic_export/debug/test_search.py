@@ -388,4 +388,4 @@ def test_a_model_on_the_meta_device_is_tried_with_random_weights_piece_by_piece(
     linear = next(found.verdict(piece.key) for piece in found.pieces if piece.class_name == "Linear")
     assert linear.outcome is Outcome.OK
     assert linear.metrics
-    assert "tried with random weights" in linear.notes
+    assert "run with random weights" in linear.notes

@@ -37,14 +37,14 @@ def model_with(fault: nn.Module) -> nn.Module:
 
 def test_a_branch_on_values_is_exported_and_passes_in_a_diagnosis(tmp_path: Path) -> None:
     model = model_with(DataDependentBranch())
-    with pytest.warns(UserWarning, match=r"captured through torch\.jit\.script"):
+    with pytest.warns(UserWarning, match=r"captured with torch\.jit\.script"):
         export_model_to_nnef(model, ROWS[0], tmp_path / "m", TARGET)
     found = diagnose(model, TractNNEF(), ROWS, strategy="whole")
     root = found.verdict(found.pieces[0].key)
     assert found.ok
     assert root.stage is Stage.COMPARE
     assert {metrics.set_index for metrics in root.metrics} == {0, 1}
-    assert any("captured through torch.jit.script" in note for note in root.notes)
+    assert any("captured with torch.jit.script" in note for note in root.notes)
     assert trace_execution_piece_by_piece(model, ROWS).try_export("nnef").is_ok()
 
 

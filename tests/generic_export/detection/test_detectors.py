@@ -109,7 +109,7 @@ def test_the_model_comes_back_as_it_was(detection: Any) -> None:
 
 
 def test_what_is_no_detector_is_refused(detection: Any) -> None:
-    with pytest.raises(OptionError, match="Linear is no detector of torchvision"):
+    with pytest.raises(OptionError, match="Linear is not a torchvision detector"):
         exportable_detector(nn.Linear(2, 2), SIZE)
     with pytest.raises(OptionError, match="is not a height and a width"):
         exportable_detector(small_detector(detection, "ssd"), (0, 5))

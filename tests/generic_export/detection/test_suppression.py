@@ -107,5 +107,5 @@ def test_nothing_to_keep() -> None:
     none = torch.zeros(0, 4)
     assert bounded_nms(none, none[:, 0], 0.5, 2)[0].tolist() == [NOTHING, NOTHING]
     assert bounded_batched_nms(none, none[:, 0], none[:, 0].long(), 0.5, 2)[1] == 0
-    with pytest.raises(OptionError, match=r"threshold is -0\.1"):
+    with pytest.raises(OptionError, match=r"iou_threshold is -0\.1"):
         bounded_nms(none, none[:, 0], -0.1, 2)

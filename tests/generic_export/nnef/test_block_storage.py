@@ -58,12 +58,12 @@ def graph_of(shape: tuple[int, ...], *operations: NnefOperation, dtype: str = "f
         (graph_of((8, 4, 16), einsum("abhd,nhd->abn", ["x", "w"], "y")), ""),
         (graph_of((64, 8), einsum("abk,kn->abn", ["x", "w"], "y")), ""),
         (graph_of((8, 64), gather("w", "y")), ""),
-        (graph_of((8, 64), gather("w", "y", axis=1)), "the graph reads it with tract_core_gather (y)"),
-        (graph_of((8, 48), einsum("abk,nk->abn", ["x", "w"], "y")), "no multiple of 32"),
+        (graph_of((8, 64), gather("w", "y", axis=1)), "tract_core_gather (y) reads it"),
+        (graph_of((8, 48), einsum("abk,nk->abn", ["x", "w"], "y")), "not a multiple of 32"),
         (graph_of((3, 48, 32), einsum("abk,bkn->abn", ["x", "w"], "y")), "sums over 48 values of it"),
         (graph_of((8, 64), einsum("abk,nk->abnk", ["x", "w"], "y")), "does not sum over its last axis"),
         (graph_of((4, 8, 64), einsum("asb,abk->sk", ["x", "w"], "y")), "sums over several of its axes"),
-        (graph_of((8, 64), op("slice", [Reference("w")], "y")), "the graph reads it with slice (y)"),
+        (graph_of((8, 64), op("slice", [Reference("w")], "y")), "slice (y) reads it"),
         (graph_of((8, 64), gather("w", "e"), op("add", [Reference("w"), 1.0], "y")), "add (y)"),
         (graph_of((64, 64), gather("w", "e"), einsum("abk,kn->abn", ["x", "w"], "y")), "different axes"),
         (graph_of((8, 64), op("copy", [Reference("x")], "y")), "nothing reads it"),
@@ -203,7 +203,7 @@ def test_block_files_are_written_and_read(tmp_path: Path) -> None:
     with pytest.raises(TensorFormatError, match="has no torch dtype"):
         dat.read_dat(path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(TensorFormatError, match="its header announces"):
+    with pytest.raises(TensorFormatError, match="its header says"):
         dat.read_block_dat(path)
 
 
@@ -227,5 +227,5 @@ def test_headers_that_contradict_themselves_are_refused() -> None:
 
 def test_plain_files_are_no_block_files(tmp_path: Path) -> None:
     dat.write_dat(tmp_path / "w.dat", torch.zeros(2, 32))
-    with pytest.raises(TensorFormatError, match="none of the block formats"):
+    with pytest.raises(TensorFormatError, match="not one of the block formats"):
         dat.read_block_dat(tmp_path / "w.dat")

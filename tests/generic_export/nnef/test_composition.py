@@ -242,7 +242,7 @@ def test_nodes_of_the_engine_are_known_by_their_identifiers(bert: dict[bool, Pat
 
 
 def test_fragments_are_for_tract(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="for tract alone"):
+    with pytest.raises(OptionError, match="for tract only"):
         export_model_to_nnef(Stack(), (torch.zeros(1, 2, WIDTH),), tmp_path / "x", KhronosNNEF(), fragments=True)
     assert not list(tmp_path.iterdir())
 

@@ -81,7 +81,7 @@ def test_quantised_integer_codes_are_read_as_integers(item_type, dtype):
         ((1,) * 9, torch.float32, "w: rank 9 is above the 8"),
         ((2**15, 2**15), torch.float32, "w: shape .* takes 4294967296 bytes.* split it along its first axis"),
         ((0, 2**32), torch.float32, "w: shape"),
-        ((-1, 2), torch.float32, "w: the shape of a stored tensor must be known"),
+        ((-1, 2), torch.float32, "w: the shape of a stored tensor must be static"),
     ],
 )
 def test_a_tensor_without_a_dat_form_is_refused_with_a_remedy(shape, dtype, message):
@@ -107,7 +107,7 @@ def test_trailing_bytes_are_refused(tmp_path):
     dat.write_dat(tmp_path / "w.dat", torch.ones(2))
     with (tmp_path / "w.dat").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(TensorFormatError, match="137 bytes long, its header announces 136"):
+    with pytest.raises(TensorFormatError, match="137 bytes long, but its header says 136"):
         dat.read_dat(tmp_path / "w.dat")
 
 
@@ -208,7 +208,7 @@ def test_truncation_and_growth_are_always_noticed(tmp_path_factory, data, tensor
 def test_a_header_that_announces_4_gib_allocates_nothing(tmp_path):
     """The length of the file is compared before any memory is asked for."""
     (tmp_path / "w.dat").write_bytes(dat.header_bytes((2**32 - 1,), torch.uint8) + bytes(10))
-    with pytest.raises(TensorFormatError, match="138 bytes long, its header announces 4294967423"):
+    with pytest.raises(TensorFormatError, match="138 bytes long, but its header says 4294967423"):
         dat.read_dat(tmp_path / "w.dat")
 
 

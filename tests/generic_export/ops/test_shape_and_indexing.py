@@ -211,7 +211,7 @@ def test_windows_of_memory_that_is_not_contiguous() -> None:
     check(_overlapping_heads, *sizes, dynamic_axes={"input_0": {0: "B", 1: DynamicSize("T", multiple_of=4)}})
 
 
-@pytest.mark.filterwarnings("ignore:.*the archive is right where")
+@pytest.mark.filterwarnings("ignore:.*the archive is correct where")
 @pytest.mark.parametrize("strided", [_diagonal, _overlapping])
 def test_strides_of_what_is_computed(strided: Callable[[torch.Tensor], torch.Tensor]) -> None:
     sizes = [(torch.randn(batch, length, 3),) for batch, length in ((2, 8), (1, 12), (3, 4))]

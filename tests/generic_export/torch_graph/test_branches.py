@@ -104,7 +104,7 @@ class TwoWays(nn.Module):
 @pytest.mark.parametrize("length", [16, 21])
 def test_of_two_ways_that_are_not_one_the_archive_has_the_example_s(length: int) -> None:
     one, other = (torch.randn(3, length + 2, 4),), (torch.randn(2, length + 1, 4),)
-    with pytest.warns(UserWarning, match=r"test_branches\.py:\d+: the archive is right where .*2\*\(\(T//2\)\)"):
+    with pytest.warns(UserWarning, match=r"test_branches\.py:\d+: the archive is correct where .*2\*\(\(T//2\)\)"):
         check(TwoWays(), (torch.randn(2, length, 4),), one, dynamic_axes=LENGTH)
     with pytest.warns(UserWarning), pytest.raises(EngineRunError, match="No possible scenario"):
         check(TwoWays(), (torch.randn(2, length, 4),), other, dynamic_axes=LENGTH)
@@ -114,7 +114,7 @@ def test_where_nobody_holds_the_archive_to_a_size_the_capture_is_refused() -> No
     tracer = TorchModuleTracer(
         TwoWays(), args=(torch.randn(2, 16, 4),), input_names=["x"], dynamic_axes={"x": {1: "T"}}, conditional=False
     )
-    with pytest.raises(SpecializedAxisError, match=r"test_branches\.py:\d+: .*right only where"):
+    with pytest.raises(SpecializedAxisError, match=r"test_branches\.py:\d+: .*correct only where"):
         tracer.trace()
 
 
@@ -133,7 +133,7 @@ class AroundWindows(nn.Module):
 def test_windows_of_a_filled_batch_are_whole(length: int, recwarn: pytest.WarningsRecorder) -> None:
     others = [(torch.randn(batch, other, 4),) for batch, other in ((1, 3), (3, 8), (2, 9), (1, 23))]
     check(AroundWindows(), (torch.randn(2, length, 4),), *others, dynamic_axes=LENGTH)
-    assert not [each for each in recwarn if "right where" in str(each.message)]
+    assert not [each for each in recwarn if "correct where" in str(each.message)]
 
 
 class Refusing(nn.Module):
@@ -162,7 +162,7 @@ class OneOrMore(nn.Module):
         return rows.sum(1, keepdim=True) if x.shape[1] > 3 else rows
 
 
-@pytest.mark.filterwarnings("ignore:.*the archive is right where")
+@pytest.mark.filterwarnings("ignore:.*the archive is correct where")
 def test_a_condition_that_fails_at_one_alone_is_tried_there_whatever_the_others_are() -> None:
     others = [(torch.randn(rows, columns),) for rows, columns in ((1, 7), (3, 4), (1, 4))]
     check(OneOrMore(), (torch.randn(2, 7),), *others, dynamic_axes={"input_0": {0: "B", 1: "T"}})

@@ -112,12 +112,12 @@ def doubled_eight_times(self: Written, x: torch.Tensor) -> torch.Tensor:
 
 
 REFUSALS = {
-    "NumPy": Refusal(by_numpy, "NumPy computes with a tensor", "with torch", lambda self, x: torch.tanh(x)),
+    "NumPy": Refusal(by_numpy, "NumPy computes with a tensor", "Use torch", lambda self, x: torch.tanh(x)),
     "a sparse tensor": Refusal(sparse, "a sparse tensor", "dense tensors", lambda self, x: torch.mm(x[0], x[0].T)),
     "a nested tensor": Refusal(
         nested,
         "a nested tensor",
-        "mask what the padding gives",
+        "mask the padding",
         lambda self, x: (
             x * (torch.arange(x.shape[1]) < torch.stack([x.new_tensor(9), x.new_tensor(2)])[:, None])[..., None]
         ),
@@ -129,7 +129,7 @@ REFUSALS = {
     "a mask as index": Refusal(without_negatives, "the result of index", "return the mask", lambda self, x: (x, x > 0)),
     "unique": Refusal(lambda self, x: torch.unique(x), "_unique2", "outside", lambda self, x: x * 1.5),
     "a loop over positions": Refusal(
-        each_position, "a loop runs once for each position: `for t in range", "whole axis", lambda self, x: x.cumsum(1)
+        each_position, "a loop runs once per position: `for t in range", "whole axis", lambda self, x: x.cumsum(1)
     ),
     "a rounded share": Refusal(share, "RoundToInt", "integer divisions", lambda self, x: x[:, : 3 * x.shape[1] // 10]),
     "one size alone": Refusal(
@@ -142,7 +142,7 @@ REFUSALS = {
     "a loop on values": Refusal(until, "read from a tensor", "masks and torch.where", doubled_eight_times),
     "an object of a class": Refusal(
         lambda self, x, more: x * more.scale,
-        "its tensors would be constants",
+        "its tensors would become constants",
         "Pass and return tensors",
         lambda self, x, scale: x * SimpleNamespace(scale=scale).scale,
         (ROWS, torch.randn(3)),
@@ -155,8 +155,8 @@ REFUSALS = {
     ),
     "a module that fails": Refusal(
         lambda self, x: x @ torch.zeros(5, 7),
-        "the module itself fails on the example inputs: RuntimeError",
-        "Give arguments",
+        "the module fails in PyTorch on the example inputs: RuntimeError",
+        "Use arguments",
         lambda self, x: x @ torch.zeros(5, 7),
         (torch.randn(2, 4, 5),),
     ),
@@ -196,7 +196,7 @@ def test_the_record_of_attempts(tmp_path: Path) -> None:
     assert first.method == "torch.export" and first.text == "return torch.from_numpy(np.tanh(x.numpy()))"
     assert re.fullmatch(r"test_causes\.py:\d+", first.source) and first.met in caught.value.message
     assert [each.method for each in others] == ["torch.jit.script", "torch.jit.trace"]
-    assert "freezes B, S" in others[1].met and "leave B, S static" in str(caught.value.hint)
+    assert "specializes B, S" in others[1].met and "make B, S static" in str(caught.value.hint)
     assert all(str(each) in str(caught.value) for each in caught.value.attempts)
 
 

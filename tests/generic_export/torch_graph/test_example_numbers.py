@@ -62,7 +62,7 @@ def test_each_form_is_exported_and_told(form: str, dynamic: bool, tmp_path: Path
 def test_a_number_that_is_a_dynamic_size_stays_dynamic(tmp_path: Path) -> None:
     model, target = Reading(masked), TractNNEF(dynamic_axes={"x": {0: "B", 1: "T"}, "k": {0: "B"}})
     with pytest.warns(
-        UserWarning, match="a number that is read from a tensor is taken to be T, the size of a dynamic axis"
+        UserWarning, match="a number that is read from a tensor is assumed to be T, the size of a dynamic axis"
     ):
         archive = export_model_to_nnef(model, (X, LENGTHS), tmp_path / "m", target)
     for frames, lengths in ((9, [4, 9, 1]), (3, [3]), (40, [17, 40])):
@@ -71,7 +71,7 @@ def test_a_number_that_is_a_dynamic_size_stays_dynamic(tmp_path: Path) -> None:
 
 def test_a_number_that_may_be_either_of_two_sizes(tmp_path: Path) -> None:
     target = TractNNEF(dynamic_axes={"x": {0: "B", 1: "T"}, "k": {0: "B"}})
-    with warnings.catch_warnings(), pytest.raises(SpecializedAxisError, match="B and T dynamic: it may be any of them"):
+    with warnings.catch_warnings(), pytest.raises(SpecializedAxisError, match="B and T: several sizes are equal"):
         warnings.simplefilter("ignore")
         export_model_to_nnef(
             Reading(lambda x, k: masked(x, k) + torch.zeros(int(k.max()), 1)),
@@ -100,7 +100,7 @@ def test_the_conformer_of_torchaudio(tmp_path: Path) -> None:
     models = pytest.importorskip("torchaudio.models", reason="torchaudio is not installed", exc_type=ImportError)
     model = models.Conformer(input_dim=8, num_heads=2, ffn_dim=16, num_layers=1, depthwise_conv_kernel_size=3).eval()
     target = TractNNEF(dynamic_axes={"input": {0: "B", 1: "T"}, "lengths": {0: "B"}})
-    with pytest.warns(UserWarning, match="taken to be T"):
+    with pytest.warns(UserWarning, match="assumed to be T"):
         archive = export_model_to_nnef(model, (torch.randn(2, 12, 8), torch.tensor([12, 9])), tmp_path / "m", target)
     for lengths in ([7, 20, 13], [9]):
         assert_io(model, (torch.randn(len(lengths), max(lengths), 8), torch.tensor(lengths)), archive, target)

@@ -33,7 +33,7 @@ CONDITIONS: dict[str, tuple[Forward, tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*the archive is right where")
+@pytest.mark.filterwarnings("ignore:.*the archive is correct where")
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_the_engine_refuses_what_the_archive_is_not_right_for(name: str, tmp_path: Path) -> None:
     forward, right, refused = CONDITIONS[name]
@@ -71,7 +71,7 @@ def test_no_value_depends_on_how_tensors_lie_in_memory(
 ) -> None:
     others = [(torch.randn(3, other, 4),) for other in (2, 3, 5, 6, 7, 8, 31)]
     check(Function(LAYOUTS[name]), (torch.randn(2, length, 4),), *others, dynamic_axes=LENGTH)
-    assert not [each for each in recwarn if "right where" in str(each.message)]
+    assert not [each for each in recwarn if "correct where" in str(each.message)]
 
 
 class Helped(nn.Module):
@@ -87,12 +87,12 @@ class Helped(nn.Module):
 
 
 def test_the_line_of_a_method_is_named() -> None:
-    with pytest.warns(UserWarning, match=r"test_guards\.py:\d+: the archive is right where T >= 2"):
+    with pytest.warns(UserWarning, match=r"test_guards\.py:\d+: the archive is correct where T >= 2"):
         check(Helped(), (torch.randn(2, 4, 4),), (torch.randn(2, 9, 4),), dynamic_axes=LENGTH)
 
 
 def test_an_example_that_is_itself_no_size_of_the_graph_is_refused() -> None:
-    with pytest.raises(SpecializedAxisError, match=r"test_guards\.py:\d+: .*right only where T >= 2"):
+    with pytest.raises(SpecializedAxisError, match=r"test_guards\.py:\d+: .*correct only where T >= 2"):
         check(Helped(), (torch.randn(2, 1, 4),), dynamic_axes=LENGTH)
 
 
@@ -132,7 +132,7 @@ def test_a_question_about_one_size_is_tried_at_that_size(recwarn: pytest.Warning
         (torch.randn(1, 1, 6),),
         dynamic_axes=LENGTH,
     )
-    assert not [each for each in recwarn if "is right where" in str(each.message)]
+    assert not [each for each in recwarn if "is correct where" in str(each.message)]
 
 
 def test_what_is_written_in_place_is_written_at_other_sizes_too(recwarn: pytest.WarningsRecorder) -> None:
@@ -142,7 +142,7 @@ def test_what_is_written_in_place_is_written_at_other_sizes_too(recwarn: pytest.
         return copy
 
     check(forward, (torch.randn(2, 6, 4),), (torch.randn(2, 3, 4),), dynamic_axes={"input_0": {1: "T"}})
-    assert not [each for each in recwarn if "is right where" in str(each.message)]
+    assert not [each for each in recwarn if "is correct where" in str(each.message)]
 
 
 def test_parts_are_counted_where_the_example_is(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_parts_are_counted_where_the_example_is(tmp_path: Path) -> None:
 
 
 def test_a_warning_names_the_line() -> None:
-    with pytest.warns(UserWarning, match=r"test_guards\.py:\d+: the archive is right where .*T"):
+    with pytest.warns(UserWarning, match=r"test_guards\.py:\d+: the archive is correct where .*T"):
         check(lambda x: x * (2.0 if x.shape[1] != 7 else 3.0), (torch.randn(2, 12, 6),), dynamic_axes=LENGTH)
 
 
@@ -209,13 +209,13 @@ class Convolved(nn.Module):
         return F.glu(torch.cat([self.conv(x.transpose(1, 2))] * 2, 1), 1).transpose(1, 2) * mask[..., None]
 
 
-@pytest.mark.filterwarnings("ignore:.*It was captured through")
+@pytest.mark.filterwarnings("ignore:.*It was captured with")
 def test_a_trace_holds_no_value_of_its_example() -> None:
     lengths = torch.tensor([9, 7])
     check(Convolved().eval(), (torch.randn(2, 9, 6), lengths), (torch.randn(2, 9, 6), lengths))
 
 
-@pytest.mark.filterwarnings("ignore:.*the archive is right where")
+@pytest.mark.filterwarnings("ignore:.*the archive is correct where")
 @pytest.mark.parametrize(
     "forward", [lambda x, y: x[:, : y.shape[1]] + y, lambda x, y: torch.cat([x[:, : y.shape[1]], y], 2)]
 )

@@ -66,7 +66,7 @@ def test_at_other_sizes() -> None:
 
 
 def test_a_number_of_samples_that_depends_on_the_region_is_refused() -> None:
-    with pytest.raises(CaptureError, match="Give a sampling_ratio above 0"):
+    with pytest.raises(CaptureError, match="Set sampling_ratio above 0"):
         roi_align(*_drawn(0, 1, 5, 5, 1), 1.0, 2, 2, -1, False)
 
 

@@ -45,20 +45,20 @@ def test_division_truncates_as_tract_does() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("S", "no relation"),
-        ("S = 3", "cannot be read"),
-        ("S != 3", "no relation"),
+        ("S", "not a relation"),
+        ("S = 3", "cannot be parsed"),
+        ("S != 3", "not a relation"),
         ("1 <= S <= 3", "more than one comparison"),
-        ("S <= 3 and T <= 3", "no relation"),
-        ("S <= 2.5", "no size"),
+        ("S <= 3 and T <= 3", "not a relation"),
+        ("S <= 2.5", "not a size"),
         ("S <= T / S", "positive number"),
         ("S <= T / 0", "positive number"),
-        ("S // 2 == 1", "no size"),
-        ("min(S, T) <= 3", "no size"),
-        ("S[0] <= 3", "no size"),
-        ("information <= 3", "tract can parse"),
-        ("", "cannot be read"),
-        ("S <= True", "no size"),
+        ("S // 2 == 1", "not a size"),
+        ("min(S, T) <= 3", "not a size"),
+        ("S[0] <= 3", "not a size"),
+        ("information <= 3", "be parsed by tract"),
+        ("", "cannot be parsed"),
+        ("S <= True", "not a size"),
     ],
 )
 def test_what_tract_cannot_read_is_refused(text: str, words: str) -> None:
@@ -69,7 +69,7 @@ def test_what_tract_cannot_read_is_refused(text: str, words: str) -> None:
 def test_sizes() -> None:
     assert Size.parse(" 2*S+T ").text == "2 * S + T"
     assert Size.parse("2*S+T").symbols == ("S", "T")
-    with pytest.raises(OptionError, match="no size"):
+    with pytest.raises(OptionError, match="not a size"):
         Size.parse("S <= 3")
 
 

@@ -98,7 +98,7 @@ def test_what_cannot_be_computed_is_missing_and_nothing_else() -> None:
 
 def test_wrong_number_of_inputs() -> None:
     prepared = prepare(nn.ReLU().eval(), (torch.ones(2),), TractNNEF(check_io=False))
-    with pytest.raises(CaptureError, match="takes 1 tensors, got 2"):
+    with pytest.raises(CaptureError, match="takes 1 tensors, but got 2"):
         replay(prepared.graph, [torch.ones(2)] * 2, prepared.stored, set())
 
 

@@ -148,9 +148,7 @@ def test_only_what_is_written_is_copied() -> None:
 def test_the_archive_holds_the_state_that_the_first_call_saw(tmp_path: Path) -> None:
     module = Counting().eval()
     before = state_of(module)
-    with pytest.warns(
-        UserWarning, match=r"writes into in_place at .*test_state.py:\d+, which the archive does not keep"
-    ):
+    with pytest.warns(UserWarning, match=r"writes to in_place at .*test_state.py:\d+, which the archive does not keep"):
         export_model_to_nnef(
             module, (torch.rand(2, 3),), tmp_path / "counting", TractNNEF(dynamic_axes={"x": {0: "B"}})
         )
@@ -167,7 +165,7 @@ def test_an_output_that_is_the_state_itself(tmp_path: Path) -> None:
             self.total += x
             return self.total
 
-    with pytest.warns(UserWarning, match="writes into total"):
+    with pytest.warns(UserWarning, match="writes to total"):
         export_model_to_nnef(Total(), (torch.rand(3),), tmp_path / "total", TractNNEF())
 
 
@@ -182,7 +180,7 @@ def test_a_trace_leaves_the_module_alone(tmp_path: Path) -> None:
             return x + self.calls if {"sum": x.sum()}["sum"] > 0 else x
 
     module = Undecided()
-    with pytest.warns(UserWarning, match="captured through"):
+    with pytest.warns(UserWarning, match="captured with"):
         export_model_to_nnef(module, (torch.rand(3),), tmp_path / "undecided", TractNNEF())
     assert not module.calls.any()
 

@@ -181,7 +181,9 @@ class OnBatch(nn.Module):
 
 
 def test_an_if_on_a_dynamic_size_is_told_and_asserted(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"the `if` at test_tracer\.py:\d+ is on a dynamic size: its false branch"):
+    with pytest.warns(
+        UserWarning, match=r"the `if` at test_tracer\.py:\d+ depends on a dynamic size: its false branch"
+    ):
         archive = exported(tmp_path, torch.jit.script(OnBatch()), (torch.randn(3, 4),), {"x": {0: "B"}})
     assert "tract_assert B <= 4" in (archive / "graph.nnef").read_text()
 
@@ -203,7 +205,7 @@ class OnData(nn.Module):
 
 
 def test_an_if_on_data_is_decided_by_the_example_and_told(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"OnData: an `if` on data is decided by the example inputs"):
+    with pytest.warns(UserWarning, match=r"OnData: an `if` on data is fixed to the outcome of the example inputs"):
         check(tmp_path, torch.jit.script(OnData()), (torch.ones(3),), (torch.ones(3) * 2,))
 
 
@@ -229,7 +231,7 @@ def test_a_branch_on_data_that_writes_elsewhere_is_refused(tmp_path: Path) -> No
                 y.add_(1)
             return y
 
-    with pytest.raises(CaptureError, match=r"aten::add_ at test_tracer\.py:\d+ changes a value from outside"):
+    with pytest.raises(CaptureError, match=r"aten::add_ at test_tracer\.py:\d+ modifies a value from outside"):
         exported(tmp_path, torch.jit.script(Writes()), (torch.ones(3, 2),), auto_harden_jit=False)
 
 
@@ -244,7 +246,7 @@ class LoopOverAxis(nn.Module):
 def test_a_loop_as_long_as_an_axis(tmp_path: Path) -> None:
     script = torch.jit.script(LoopOverAxis())
     check(tmp_path, script, (torch.randn(3, 4),))
-    with pytest.raises(SpecializedAxisError, match=r"the loop at test_tracer\.py:\d+ runs as often as a dynamic axis"):
+    with pytest.raises(SpecializedAxisError, match=r"iterations of the loop at test_tracer\.py:\d+ is a dynamic size"):
         exported(tmp_path, script, (torch.randn(3, 4),), {"x": {0: "B"}})
 
 
@@ -399,7 +401,7 @@ class NumpyInside(nn.Module):
 def test_what_only_tracing_takes_is_traced_and_told(tmp_path: Path) -> None:
     calls = [(torch.randn(batch, 4),) for batch in (2, 5)]
     with pytest.warns(
-        UserWarning, match=r"NumPy computes with a tensor.* It was captured through torch\.jit\.trace\. .*py:\d+"
+        UserWarning, match=r"NumPy computes with a tensor.* It was captured with torch\.jit\.trace\. .*py:\d+"
     ):
         archive = check(tmp_path, NumpyInside(), *calls, axes={"x": {0: "B"}})
     assert (archive / "linear.weight.dat").is_file()
@@ -407,9 +409,7 @@ def test_what_only_tracing_takes_is_traced_and_told(tmp_path: Path) -> None:
 
 def test_what_scripting_takes_is_scripted_and_keeps_both_branches(tmp_path: Path) -> None:
     calls = [(torch.ones(3),), (-torch.ones(5),)]
-    with pytest.warns(
-        UserWarning, match=r"OnData at test_tracer\.py:\d+: .* It was captured through torch\.jit\.script"
-    ):
+    with pytest.warns(UserWarning, match=r"OnData at test_tracer\.py:\d+: .* It was captured with torch\.jit\.script"):
         check(tmp_path, OnData(), *calls, axes={"x": {0: "N"}})
 
 
@@ -419,10 +419,10 @@ class NumpySize(nn.Module):
 
 
 def test_a_trace_that_freezes_a_dynamic_axis_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecializedAxisError, match=r"torch\.jit\.trace: freezes B: the trace answers differently"):
+    with pytest.raises(SpecializedAxisError, match=r"torch\.jit\.trace: specializes B: the trace differs"):
         exported(tmp_path, NumpySize(), (torch.randn(2, 4),), {"x": {0: "B"}})
     assert not list(tmp_path.iterdir())
-    with pytest.warns(UserWarning, match="captured through"):
+    with pytest.warns(UserWarning, match="captured with"):
         check(tmp_path, NumpySize(), (torch.randn(2, 4),))
 
 
@@ -431,7 +431,7 @@ def test_a_module_that_runs_at_one_size_only_is_not_traced(tmp_path: Path) -> No
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.from_numpy(x.detach().numpy().reshape(2, 4)) + x
 
-    with pytest.raises(SpecializedAxisError, match="the module runs at none of the other sizes"):
+    with pytest.raises(SpecializedAxisError, match="the module does not run at any other size"):
         exported(tmp_path, OneSize(), (torch.randn(2, 4),), {"x": {0: "B"}})
 
 

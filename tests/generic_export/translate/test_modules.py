@@ -81,9 +81,9 @@ def test_units_take_tensors_only(registered: None) -> None:
 
 
 def test_registrations_are_checked(registered: None) -> None:
-    with pytest.raises(RegistrationError, match="has a translation already"):
+    with pytest.raises(RegistrationError, match="already has a translation"):
         translates_module(Rotate)(lambda *_: None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(RegistrationError, match="not a class of modules"):
+    with pytest.raises(RegistrationError, match="not a module class"):
         translates_module(int)  # type: ignore[arg-type]
 
 
@@ -91,7 +91,7 @@ def test_fragments_of_one_name_must_be_one() -> None:
     b = NnefBuilder()
     x = b.external((2,), torch.float32, "x")
     b.fragment(NnefFragment("twice", "fragment twice() -> () { }"), [x], shape=(2,), dtype=torch.float32)
-    with pytest.raises(GraphError, match="two fragments are called 'twice'"):
+    with pytest.raises(GraphError, match="two fragments have the name 'twice'"):
         b.fragment(NnefFragment("twice", "fragment twice() -> () {  }"), [x], shape=(2,), dtype=torch.float32)
 
 

@@ -169,7 +169,7 @@ def test_a_disk_that_ignores_case_takes_no_two_names_for_one(tmp_path, monkeypat
     if not output_path._ignores_case(tmp_path):
         assert set(read(write(tmp_path / "both.nnef", None, entries))) == set(entries)
     monkeypatch.setattr(output_path, "_ignores_case", lambda folder: True)
-    with pytest.raises(ArchiveError, match="one name on this disk"):
+    with pytest.raises(ArchiveError, match="the same name on this disk"):
         write(tmp_path / "one.nnef", None, entries)
     assert not (tmp_path / "one.nnef").exists()
 
@@ -198,7 +198,7 @@ def test_accepted_names_are_exactly_the_names_in_the_archive(tmp_path_factory, n
 def test_a_stream_of_another_length_is_refused_and_spoils_the_archive(tmp_path, level, chunks, got):
     with ArchiveWriter(tmp_path / "m", level) as writer:
         writer.add_bytes("graph.nnef", b"g")
-        with pytest.raises(ArchiveError, match=f"entry w.dat was announced with 4 bytes, {got}"):
+        with pytest.raises(ArchiveError, match=f"entry w.dat was declared with 4 bytes, but {got}"):
             writer.add_stream("w.dat", 4, chunks)
         with pytest.raises(ArchiveError, match=r"entry w.dat was not completed"):
             writer.commit()
@@ -326,7 +326,7 @@ def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path):
 def test_overwrite_never_deletes_a_folder_that_is_no_archive(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years of work")
-    with pytest.raises(OutputExistsError, match="no NNEF archive"):
+    with pytest.raises(OutputExistsError, match="not an NNEF archive"):
         ArchiveWriter(tmp_path / "home", overwrite=True)
     assert (tmp_path / "home" / "thesis.tex").exists()
 
@@ -359,7 +359,7 @@ def test_a_full_disk_is_reported_and_left_as_it_was(small_disk, level):
 
 
 def test_space_is_checked_before_anything_is_written(small_disk):
-    full = pytest.raises(DiskFullError, match=r"/disk/m.tar: needs 8000000 bytes, \d+ are free")
+    full = pytest.raises(DiskFullError, match=r"/disk/m.tar: needs 8000000 bytes, but \d+ are free")
     with full, ArchiveWriter(small_disk / "m", 0, needed_bytes=8_000_000):
         pass
     assert list(small_disk.iterdir()) == []

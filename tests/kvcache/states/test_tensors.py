@@ -44,7 +44,7 @@ def test_several_states_of_a_kind_are_numbered() -> None:
 
 
 def test_a_size_that_is_neither_fixed_nor_one_per_token_is_refused() -> None:
-    with pytest.raises(CaptureError, match="a size of 34 after 2 tokens and 35 after 3"):
+    with pytest.raises(CaptureError, match="has size 34 after 2 tokens and 35 after 3"):
         described({"key": (1, 2, 34, 8)}, {"key": (2, 2, 35, 8)})
 
 
@@ -72,5 +72,5 @@ def test_records_of_older_exports_are_keys_and_values() -> None:
 
 
 def test_an_incomplete_record_is_an_error_that_says_so() -> None:
-    with pytest.raises(ArchiveError, match="not complete"):
+    with pytest.raises(ArchiveError, match="incomplete"):
         StateTensor.from_record({"input_name": "in_cache_key_0"})

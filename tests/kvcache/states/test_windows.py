@@ -50,7 +50,7 @@ def test_the_length_of_the_past_is_a_state_where_no_layer_keeps_it() -> None:
 
 
 def test_a_model_without_windows_is_refused() -> None:
-    with pytest.raises(CaptureError, match="Model has no sliding layer"):
+    with pytest.raises(CaptureError, match="Model has no sliding-window layer"):
         cut_to_windows((grown(0),), {}, "Model")
 
 

@@ -116,7 +116,7 @@ def test_mxfp4_value_by_value() -> None:
 
 def test_mxfp4_with_parts_that_do_not_fit() -> None:
     blocks, scales = experts()
-    with pytest.raises(CorruptCheckpointError, match="are no MXFP4"):
+    with pytest.raises(CorruptCheckpointError, match="are not valid MXFP4"):
         values({"quant_method": "mxfp4"}, {"e_blocks": blocks, "e_scales": scales[:2]}, "e")
     with pytest.raises(MissingTensorError, match="e_scales"):
         values({"quant_method": "mxfp4"}, {"e_blocks": blocks}, "e")
@@ -211,14 +211,14 @@ def test_nvfp4_and_float8_in_one_checkpoint(library: str) -> None:
 def test_modelopt_in_another_algorithm() -> None:
     layers = {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "W4A16_AWQ"}}
     for config in ({"quant_algo": "W4A16_AWQ"}, {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}):
-        with pytest.raises(WeightError, match="'W4A16_AWQ' cannot be read"):
+        with pytest.raises(WeightError, match="'W4A16_AWQ' is not supported"):
             decode_checkpoint({"quant_method": "modelopt"} | config, sources(nvfp4(MODELOPT_NVFP4, 1.0)))
 
 
 def test_nvfp4_with_parts_that_do_not_fit() -> None:
     stored = nvfp4(PACKED_NVFP4, 1.0)
     for change in ({"a.weight_scale": stored["a.weight_scale"][:2]}, {"a.weight_global_scale": torch.ones(2)}):
-        with pytest.raises(CorruptCheckpointError, match="are no NVFP4"):
+        with pytest.raises(CorruptCheckpointError, match="are not valid NVFP4"):
             values(PACKED_NVFP4, stored | change)
     with pytest.raises(MissingTensorError, match="weight_global_scale"):
         values(PACKED_NVFP4, {name: each for name, each in stored.items() if "global" not in name})

@@ -144,8 +144,10 @@ def test_sizes_that_llm_bench_would_ignore_are_refused(tiny_export: Path, sizes:
 
 
 def test_what_cannot_be_measured_is_refused_before_the_first_run(real_export: Path, tmp_path: Path) -> None:
-    refused(call("bench", real_export, "--pp", 2000), "tiny-llama-real has 1024 positions, the bench needs 2000")
-    refused(call("bench", real_export, "--depth", 1000, "--tg", 100), "the bench needs 1100")
+    refused(
+        call("bench", real_export, "--pp", 2000), "tiny-llama-real has 1024 positions, but the benchmark needs 2000"
+    )
+    refused(call("bench", real_export, "--depth", 1000, "--tg", 100), "the benchmark needs 1100")
     refused(call("bench", real_export, tmp_path / "nowhere"), "no such folder")
     refused(call("bench", real_export, "--engine", "gpu"), "engine 'gpu' is unknown")
     refused(call("bench", real_export, "--device", "tpu"), "device 'tpu' is unknown")
@@ -157,7 +159,7 @@ def test_an_archive_that_is_no_language_model_is_refused(tmp_path: Path) -> None
         "version 1.0;\nextension tract_registry tract_core;\n"
         'graph net(x) -> (y) { x = tract_core_external(shape=[4], datum_type="f32"); y = tanh(x); }\n'
     )
-    refused(call("bench", tmp_path), "its inputs are x: [4] f32")
+    refused(call("bench", tmp_path), "the inputs are x: [4] f32")
     refused(call("profile", tmp_path), "no symbol S")
 
 
@@ -238,7 +240,7 @@ def test_without_matplotlib_the_extra_is_named_before_anything_is_measured(
 
 
 def test_names_that_are_no_pictures_are_refused(real_export: Path, tmp_path: Path) -> None:
-    refused(call("bench", real_export, "--plot", tmp_path / "bench.txt"), "not the name of a picture")
+    refused(call("bench", real_export, "--plot", tmp_path / "bench.txt"), "not an image file name")
     refused(call("bench", real_export, "--plot", tmp_path / "no" / "bench.png"), "does not exist")
 
 
@@ -286,7 +288,7 @@ def test_time_is_told_by_operator_and_by_module(profile_report: Any) -> None:
         assert operators["OptMatMul"]["nodes"] == 1 + 7 * layers + 3 * layers  # attention: scores, sums, keys rounded
         assert modules["model.layers.*.mlp.down_proj"]["kind"] == "Linear"
         assert modules["model.layers.*.self_attn"]["seconds"] >= operators["Softmax"]["seconds"] * 0.99
-        assert modules.get("(not from one module)", {"share": 0})["share"] < 0.1
+        assert modules.get("(not in one module)", {"share": 0})["share"] < 0.1
     assert all(limit > 0 for limit in report["limits"].values())
 
 
@@ -344,7 +346,7 @@ def test_without_a_past_the_engine_keeps_the_caches(real_export: Path) -> None:
     """At every commit: the prefill of each other profile."""
     outcome = call("profile", real_export, "--prefill", 8, "--depth", 0, "--rows", 99)
     assert outcome.code == 0, outcome.err
-    assert "Caches came in as inputs" not in outcome.out
+    assert "Caches were inputs" not in outcome.out
     assert outcome.out.count("DynamicKeyValueCache") == 2
 
 
@@ -366,10 +368,10 @@ def test_an_archive_of_tracts_own_has_operators_but_no_modules(
         outcome = call("profile", written, "--prefill", 4, "--depth", 4, "--rows", rows)
         assert outcome.code == 0, outcome.err
         assert "OptMatMul" in outcome.out and "module" not in outcome.out
-        assert "Caches came in as inputs" not in outcome.out
+        assert "Caches were inputs" not in outcome.out
         assert ("... " in outcome.out) is (rows == 2)  # the rows that are left out are summed up
     assert "(attention, caches kept by the engine)" in outcome.out
-    with pytest.raises(OptionError, match="keeps its caches itself"):
+    with pytest.raises(OptionError, match="the engine keeps its caches"):
         profile_archive(archive, TractCli(), prefill=4, past=4, progress=print)
 
 

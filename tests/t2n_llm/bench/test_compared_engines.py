@@ -278,7 +278,7 @@ LOADS = (
         ("raise SystemExit('no such library')", EngineCrashError, "no such library"),
         ("import os; os.abort()", EngineCrashError, "SIGABRT"),
         ('print(\'{"error": "bad file"}\', flush=True); input(); input()', EngineLoadError, "bad file"),
-        ("print('hello', flush=True); input(); input()", EngineRunError, "no JSON"),
+        ("print('hello', flush=True); input(); input()", EngineRunError, "not JSON"),
         ("import time; time.sleep(60)", EngineTimeoutError, "--timeout"),
     ],
 )

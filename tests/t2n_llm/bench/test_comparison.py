@@ -56,7 +56,7 @@ def test_the_table_and_the_chart_have_a_place_for_each_number_of_threads(real_ex
     assert "1 thread" in outcome.out and "2 threads" in outcome.out
     assert "prefill 8" in outcome.out and "decode after 4" in outcome.out and "x" in outcome.out
     assert "tiny-llama-real (2): tract" in outcome.out
-    assert "Decoding after 4 (2 threads)" in outcome.err
+    assert "Decoding after 4 tokens (2 threads)" in outcome.err
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -68,14 +68,14 @@ def matplotlib_is_there() -> bool:
 
 def test_what_cannot_be_compared_is_refused_before_anything_is_loaded(real_export: Path) -> None:
     against = ("bench", real_export, "--against", "torch")
-    refused(call("bench", real_export, "--against", "vllm"), "no such rival")
-    refused(call(*against), "tiny-llama-real, which is not here")
-    refused(call(*against, "--pp", "64,2000"), "has 1024 positions, the bench needs 2000")
-    refused(call(*against, "--depth", "64,x"), "'x' is no number")
+    refused(call("bench", real_export, "--against", "vllm"), "unknown engine")
+    refused(call(*against), "tiny-llama-real, whose path is not recorded")
+    refused(call(*against, "--pp", "64,2000"), "has 1024 positions, but the benchmark needs 2000")
+    refused(call(*against, "--depth", "64,x"), "'x' is not a number")
     refused(call(*against, "--pp", "0"), "prefills is (0,)")
     refused(call("bench", real_export, "--against", "onnxruntime", "--device", "cuda"), "on the CPU")
     refused(call(*against, "--engine", "cli"), "tract from pip")
-    refused(call("bench", real_export, "--against", "torch", "--against", "torch"), "would take part twice")
+    refused(call("bench", real_export, "--against", "torch", "--against", "torch"), "is listed twice")
 
 
 @pytest.mark.parametrize("end", [pytest.param("ctrl-c", marks=needs_posix), "kill"])

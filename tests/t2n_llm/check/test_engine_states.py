@@ -77,7 +77,7 @@ def test_inspection_counts_the_bits_of_a_quantised_cache(tiny_llama: Path, tmp_p
 
 def test_states_of_fixed_size_are_refused_with_the_reason(tmp_path: Path) -> None:
     source = save_tiny_model("lfm2", tmp_path / "model", configs=RECURRENT_FAMILIES)
-    with pytest.raises(CaptureError, match=r"in_conv_state_0.*grows with the tokens"):
+    with pytest.raises(CaptureError, match=r"in_conv_state_0.*grow with the tokens"):
         export(source, tmp_path, stateful=True)
 
 

@@ -57,11 +57,11 @@ def test_ctrl_c_at_the_prompt(real_export: Path) -> None:
         chat.press_ctrl_c()
         chat.wait_for("> ")
         chat.type("Hello")  # nothing of the dropped line is left
-        chat.wait_for("tokens/s; cut off there (--max-new-tokens)")
+        chat.wait_for("tokens/s; stopped at --max-new-tokens")
         chat.wait_for("> ")
         chat.wait_until_it_reads()
         chat.press_ctrl_c()
-        chat.wait_for("Ctrl-C again leaves")
+        chat.wait_for("Press Ctrl-C again to leave")
         chat.wait_for("> ")
         chat.wait_until_it_reads()
         chat.press_ctrl_c()
@@ -89,8 +89,8 @@ def test_commands_and_mistakes_in_a_terminal(real_export: Path, tmp_path: Path) 
     with typed_chat(real_export, "--system", "Be brief.", "-n", 4) as chat:
         for typed, told in [
             ("/help", "/save FILE"),
-            ("/sing", "/sing is no command."),
-            ("/save", "/save needs a file."),
+            ("/sing", "/sing: unknown command."),
+            ("/save", "/save: the file name is missing."),
             (f"/save {tmp_path}/nowhere/chat.json", "No such file"),
             ("Hello", "tokens/s"),
             ("/reset", "A new conversation."),
@@ -110,7 +110,7 @@ def test_lines_of_a_pipe_are_turns(real_export: Path) -> None:
     done = _piped(real_export, "Hello\n\nAnd then?\n/reset\nHello\n/exit\nnever read\n", "-n", 6, "--json")
     assert (done.code, done.err) == (
         0,
-        "warning: an answer has 6 tokens: cut off there (--max-new-tokens).\n" * 3,
+        "warning: the answer ended after 6 tokens: stopped at --max-new-tokens.\n" * 3,
     )
     answers = [record for line in done.out.splitlines() if "prompt" in (record := strict_json(line))]
     assert [answer["prompt"] for answer in answers] == ["Hello", "And then?", "Hello"]
@@ -132,7 +132,7 @@ def test_the_longest_context_is_told(endless_export: Path) -> None:
     positions = ExportedModel.open(endless_export).max_positions
     done = _piped(endless_export, "word " * 990 + "\nMore\n")
     assert done.code == 2
-    assert "the model's longest context is reached" in done.err
+    assert "the context is full" in done.err
     assert f"longest context is {positions}" in done.err
 
 
@@ -145,7 +145,7 @@ def test_refusals(real_export: Path, tiny_export: Path, tmp_path: Path) -> None:
     refused(call("chat", tiny_export), "tokenizer")
     refused(call("chat", real_export, "--greedy", "--top-p", 0.5), "greedy")
     done = _piped(real_export, b"caf\xe9\n")
-    assert done.code == 2 and "no UTF-8" in done.err
+    assert done.code == 2 and "not UTF-8" in done.err
 
 
 def test_variables_of_the_template(endless_export: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_variables_of_the_template(endless_export: Path, tmp_path: Path) -> None
     assert tokens(_piped(folder, "Hello\n", "-n", 1, "--json", *kwargs)) == brief
     for command in (("generate", folder, "Hello"), ("chat", folder)):
         refused(call(*command, "--template-kwargs", "{"), "--template-kwargs", "JSON")
-        refused(call(*command, "--template-kwargs", "[1]"), "--template-kwargs", "no JSON object")
+        refused(call(*command, "--template-kwargs", "[1]"), "--template-kwargs", "not a JSON object")
     refused(call("generate", folder, "Hello", "--template-kwargs", '{"breif": 1}'), "no variable 'breif'", "brief")
     refused(call("generate", folder, "Hello", "--raw", *kwargs), "--raw")
 
@@ -180,4 +180,4 @@ def test_a_template_of_parts_reads_the_user_and_one_that_leaves_it_out_is_refuse
         counts.append(strict_json(outcome.out.splitlines()[-1])["prompt_tokens"])
     assert counts[0] == counts[1] > 3
     (folder / "chat_template.jinja").write_text("<|user|>")
-    refused(call("generate", folder, "The old man", "-n", 1), "leaves out the user's message")
+    refused(call("generate", folder, "The old man", "-n", 1), "drops the user's message")

@@ -38,7 +38,7 @@ def test_a_prompt_is_a_file(real_export: Path, tmp_path: Path) -> None:
     refused(call("generate", real_export, PROMPT, "--prompt-file", tmp_path / "prompt.txt"), "--prompt-file")
     refused(call("generate", real_export, "--prompt-file", tmp_path / "nowhere.txt"), "nowhere.txt")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    refused(call("generate", real_export, "--prompt-file", tmp_path / "latin.txt"), "no UTF-8")
+    refused(call("generate", real_export, "--prompt-file", tmp_path / "latin.txt"), "not UTF-8")
 
 
 def test_what_a_model_is_told_before_the_prompt(real_export: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_path_that_is_no_export_ends_with_what_to_do(command: str, tmp_path: P
     refused(on_the_hub, "no such folder")
     assert "t2n-llm export owner/model -o model-tract" in on_the_hub.line("hint")
     (tmp_path / "config.json").write_text("{}")
-    refused(call(command, tmp_path), "no export.json; a model is exported first")
+    refused(call(command, tmp_path), "no export.json; export the model first")
 
 
 @pytest.mark.parametrize("words", [("generate", "nowhere", "x"), ("inspect", "nowhere"), ("export", "./nowhere")])
@@ -74,7 +74,7 @@ def test_an_unrelated_folder_is_no_earlier_export_with_and_without_force(tmp_pat
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     for words in ([], ["--force"]):
-        refused(call("export", model, "-o", tmp_path / "mine", "--no-tokenizer", *words), "is no earlier export")
+        refused(call("export", model, "-o", tmp_path / "mine", "--no-tokenizer", *words), "is not an export")
 
 
 def test_the_summary_of_a_local_export_ends_with_the_command_that_checks_it(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_the_check_of_an_export_shows_its_steps(
     assert done.code == 0
     stages = done.err.split("Running PyTorch")[1].split("Checking in tract: ")
     assert len(stages) == 5
-    assert all("5/6, " in stages[place] and " s to go" in stages[place] for place in (0, 3, 4))
+    assert all("5/6, " in stages[place] and " s left" in stages[place] for place in (0, 3, 4))
 
 
 def test_steps_without_a_terminal_are_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def test_json_plans(models: Path) -> None:
         (["my_models.py:described"], ["--config or --dump-config"]),
         (["my_models.py:described", "--config", "plan.yaml", "--dump-config", "-"], ["--config or --dump-config"]),
         (["my_models.py:described", "--config", "missing.yaml"], ["missing.yaml"]),
-        (["my_models.py", "--config", "plan.yaml"], ["names no factory"]),
+        (["my_models.py", "--config", "plan.yaml"], ["does not name a factory"]),
         (["my_models.py:nothing", "--config", "plan.yaml"], ["nothing"]),
         (["missing.py:build", "--config", "plan.yaml"], ["missing.py"]),
         (["my_models.py:broken", "--config", "plan.yaml"], ["ValueError: no [weights]"]),

@@ -130,7 +130,7 @@ def test_what_cannot_be_quantised_is_kept_and_says_why() -> None:
     plan, _ = planned("llama", rules(**{"*": "q8_1"}))
     assert set(plan.formats.values()) == {"q8_1"}
     assert set(plan.formats) == {"model.embed_tokens.weight"}
-    assert plan.kept["model.layers.0.self_attn.q_proj.weight"] == "tract has no product of q8_1 weights"
+    assert plan.kept["model.layers.0.self_attn.q_proj.weight"] == "tract has no matmul with q8_1 weights"
 
 
 def test_f32_in_an_f16_graph_names_the_option_for_it() -> None:
@@ -180,8 +180,8 @@ def test_overrides_take_the_place_of_sources() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "q4_0", "file": Path("r.yaml")}, "both --compress and --recipe"),
-        ({"target_size": "1GB"}, "without a recipe"),
+        ({"name": "q4_0", "file": Path("r.yaml")}, "--compress and --recipe exclude"),
+        ({"target_size": "1GB"}, "requires a recipe"),
         ({"name": "q4_1"}, "recipe 'q4_1' is unknown"),
         ({"name": "q4_0:gtpq"}, "Did you mean 'gptq'"),
         ({"name": "q4_0", "quantizers": "nothing"}, "does not name a table"),
@@ -330,10 +330,10 @@ def digest_of(result: ExportResult, label: str) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights_in_memory": "f16"}, "nothing is stored in less"),
-        ({"weights_in_memory": "f32", "activations": "f16"}, "activations are f16"),
-        ({"weights_in_memory": "f32", "dtype": "f32"}, "the file has them in f32"),
-        ({"weights_in_memory": "bf16"}, "element type in memory 'bf16' is unknown"),
+        ({"weights_in_memory": "f16"}, "no tensor is stored in fewer"),
+        ({"weights_in_memory": "f32", "activations": "f16"}, "with f16 activations"),
+        ({"weights_in_memory": "f32", "dtype": "f32"}, "stored in f32 already"),
+        ({"weights_in_memory": "bf16"}, "dtype in memory 'bf16' is unknown"),
     ],
 )
 def test_what_cannot_be_wider_in_memory(

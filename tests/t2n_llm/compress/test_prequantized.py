@@ -1,4 +1,4 @@
-"""Checkpoints that are quantised already, exported: exact values in the archive, four checks against the dequantised model."""
+"""Quantized checkpoints, exported: exact values in the archive, four checks against the dequantized model."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_other_formats_are_dequantised_to_f16(name: str, tmp_path: Path) -> None
     result = exported(model, tmp_path)
     assert result.validation is not None and result.validation.passed
     assert result.manifest["compression"] is None
-    assert any(f"{LINEARS} tensors" in note and "dequantised" in note for note in result.manifest["notes"])
+    assert any(f"{LINEARS} tensors" in note and "dequantized" in note for note in result.manifest["notes"])
     dequantised = dict(load_dequantized(model).named_parameters())
     for key, values in stored_values(result.archive):
         if key in originals:
@@ -164,7 +164,7 @@ def test_a_recipe_quantises_them_again_and_says_so(low_memory: bool, tmp_path: P
     result = exported(model, tmp_path, compress="q4_0", low_memory=low_memory)
     assert result.validation is not None and result.validation.passed
     assert any(
-        note.startswith(f"{LINEARS} tensors") and "error of its own" in note for note in result.manifest["notes"]
+        note.startswith(f"{LINEARS} tensors") and "adds its own error" in note for note in result.manifest["notes"]
     )
 
 
@@ -203,7 +203,7 @@ def test_methods_and_variants_that_cannot_be_read(tmp_path: Path) -> None:
     described = json.loads((model / "config.json").read_text())
     described["quantization_config"] = {"quant_method": "quip"}
     (model / "config.json").write_text(json.dumps(described))
-    with pytest.raises(SourceError, match="quantised already \\(quip\\)"):
+    with pytest.raises(SourceError, match="the checkpoint is quantized \\(quip\\)"):
         exported(model, tmp_path)
     described["quantization_config"] = {"quant_method": "gptq", "bits": 3}
     (model / "config.json").write_text(json.dumps(described))
@@ -215,7 +215,7 @@ def test_methods_and_variants_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_check_that_would_leave_weights_on_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("t2n_llm.weights.placement._ALWAYS_RESIDENT_BYTES", 0)
     model, _ = quantized_model(tmp_path / "model", "fp8")
-    with pytest.raises(NotEnoughMemoryError, match="quantised already"):
+    with pytest.raises(NotEnoughMemoryError, match="a quantized checkpoint"):
         exported(model, tmp_path, device_map="disk")
     assert exported(model, tmp_path, device_map="disk", check=False).archive.exists()
 

@@ -126,7 +126,7 @@ def test_without_a_tokenizer_it_is_guessed_and_said(tmp_path: Path) -> None:
     export_llm(
         str(folder), tmp_path / "out", compress="q4_0-mixed", require_tokenizer=False, check=False, reporter=heard
     )
-    assert any("guessed from their weights" in warning for warning in heard.warnings)
+    assert any("estimated from the weights" in warning for warning in heard.warnings)
 
 
 def test_what_was_not_measured_counts_in_the_unit_of_what_was() -> None:

@@ -171,7 +171,7 @@ def test_tensors_without_statistics_get_the_search_and_are_told(
 def test_statistics_of_another_model_are_refused(tiny_llama: Path, calibrated: tuple[ExportResult, Path]) -> None:
     _, saved = calibrated
     source = open_source(str(tiny_llama), require_tokenizer=False)
-    with pytest.raises(OptionError, match="no entry fits"):
+    with pytest.raises(OptionError, match="no entry matches"):
         read_statistics(saved, source, {LABEL: (64, 96)})
 
 
@@ -180,7 +180,7 @@ def test_statistics_of_another_model_are_refused(tiny_llama: Path, calibrated: t
     [
         ({"name": "q4_0", "imatrix": Path("x.imatrix.safetensors")}, "no tensor uses it"),
         ({"name": "q4_0:gptq", "imatrix": Path("x.imatrix.safetensors")}, "no tensor uses it"),
-        ({"name": "q4_0", "save_imatrix": Path("x.imatrix.safetensors")}, "nothing is calibrated"),
+        ({"name": "q4_0", "save_imatrix": Path("x.imatrix.safetensors")}, "requires a calibrated recipe"),
         ({"name": "q4_0:imatrix", "save_imatrix": Path("x.dat")}, "must end in"),
         ({"name": "q4_0:imatrix", "save_imatrix": Path("absent/x.imatrix.safetensors")}, "no such folder"),
     ],

@@ -96,7 +96,7 @@ def test_texts_that_cannot_be_used(source, tmp_path, tiny_llama):
     short, binary = tmp_path / "short.txt", tmp_path / "binary.txt"
     short.write_text("too short")
     binary.write_bytes(b"\xff\xfe\x00\xd8")
-    with pytest.raises(OptionError, match="too few"):
+    with pytest.raises(OptionError, match="not enough"):
         calibration_ids(str(short), source)
     with pytest.raises(OptionError, match="not UTF-8"):
         calibration_ids(str(binary), source)

@@ -126,8 +126,8 @@ def test_a_missing_operator_is_named_with_its_line(tmp_path: Path) -> None:
     first = next(row for row in outcome.out.splitlines() if "aten." in row)
     assert "aten.nextafter.default" in first and "missing" in first  # what is missing comes first
     (told,) = [row for row in outcome.out.splitlines() if row.startswith("missing:")]
-    assert f"2 of 2 calls, first at model.layers.0.mlp (modeling_odd.py:{line}): no NNEF form" in told
-    assert "not all can be written" in outcome.out
+    assert f"2 of 2 calls, first at model.layers.0.mlp (modeling_odd.py:{line}): no translation" in told
+    assert "some operators are not supported" in outcome.out
 
 
 def test_the_report_in_a_file_and_in_words(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_the_report_in_a_file_and_in_words(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome
     record = strict_json((tmp_path / "report.json").read_text())
     assert record["model"] == str(folder / "config.json") and record["architecture"] == "GPT2LMHeadModel"
-    assert "aten.addmm.default" in outcome.out and "all can be written" in outcome.out
+    assert "aten.addmm.default" in outcome.out and "every operator is supported" in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_the_report_in_a_file_and_in_words(tmp_path: Path) -> None:
         (["no/such/folder/at/all"], "no such folder"),
         (["{empty}"], "no config.json"),
         (["{odd}"], "does not know this model type"),
-        (["{model}", "--revision", "main"], "--revision has no meaning"),
-        (["{model}/config.json", "--revision", "main"], "--revision has no meaning"),
+        (["{model}", "--revision", "main"], "--revision does not apply"),
+        (["{model}/config.json", "--revision", "main"], "--revision does not apply"),
         (["{model}", "--json-file", "/no/such/folder/report.json"], "no such folder"),
     ],
 )

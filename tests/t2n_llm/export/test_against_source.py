@@ -81,5 +81,5 @@ def test_the_command(tiny_llama: Path, tmp_path: Path) -> None:
     report = strict_json(outcome.out)
     assert not report["passed"]
     assert [finding["name"] for finding in report["source"]["findings"]] == [CHANGED]
-    refused(call("verify", folder, "--reference", tiny_llama), "without --deep")
-    refused(call("verify", folder, "--deep"), "whose place is not recorded")
+    refused(call("verify", folder, "--reference", tiny_llama), "require --deep")
+    refused(call("verify", folder, "--deep"), "whose path is not recorded")

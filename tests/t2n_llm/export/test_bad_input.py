@@ -248,7 +248,7 @@ OPTIONS: dict[str, tuple[Sequence[str], tuple[str, ...]]] = {
     "decode steps": (["--decode-steps", "0"], ("--decode-steps",)),
     "logits": (["--num-logits-to-keep", "-1"], ("--num-logits-to-keep",)),
     "unknown option": (["--frobnicate"], ("--frobnicate",)),
-    "removed option": (["--budget", "30min"], ("--budget was removed", "tuned has no learning stage")),
+    "removed option": (["--budget", "30min"], ("--budget was removed", "tuned has no training stage")),
     "removed seed": (["--calibration-seed=3"], ("--calibration-seed was removed", "a fixed seed")),
     "not a number": (["--decode-steps", "many"], ("--decode-steps",)),
 }
@@ -284,7 +284,7 @@ def test_output_is_a_folder_of_something_else(tiny_llama: Path, parent: Path) ->
     with unchanged(parent):
         outcome = call("export", tiny_llama, "-o", parent / "x", "--no-tokenizer")
         refused(outcome, str(parent / "x"), "exists")
-        refused(call("export", tiny_llama, "-o", parent / "x", "--no-tokenizer", "--force"), "no earlier export")
+        refused(call("export", tiny_llama, "-o", parent / "x", "--no-tokenizer", "--force"), "not an export")
 
 
 def test_earlier_export_needs_force(tiny_llama: Path, parent: Path) -> None:

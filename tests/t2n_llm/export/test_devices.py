@@ -97,11 +97,11 @@ def test_checks_of_a_device(cuda_export: Path, reference: ReferenceRun) -> None:
     with WheelRunner(cuda_export / "model.nnef.tar") as runner:
         checks = device_checks(EngineKeepsCaches(runner), reference, Tolerance.for_export("f16", mixed=True))
     assert [check.name for check in checks][::2] == [
-        "prompt of 64 by 64",
-        "prompt of 100 by 64",
-        "prompt of 120 by 128",
-        "prompt of 128 by 128",
-        "prompt of 240 by 128",
+        "prompt of 64 in chunks of 64",
+        "prompt of 100 in chunks of 64",
+        "prompt of 120 in chunks of 128",
+        "prompt of 128 in chunks of 128",
+        "prompt of 240 in chunks of 128",
     ]
     assert all(check.passed for check in checks)
     report = named_after(ValidationReport("wheel", "0.23.9", "f16", Tolerance(1, 1), checks), "cuda")
@@ -117,7 +117,7 @@ def test_a_device_that_answers_differently_each_time_fails(cuda_export: Path, re
     with WheelRunner(cuda_export / "model.nnef.tar") as runner:
         checks = device_checks(Unsteady(runner), reference, Tolerance.for_export("f16", mixed=True))
     assert [check.passed for check in checks] == [True, False] * 5
-    assert checks[1].note == "two runs of the same tokens differ"
+    assert checks[1].note == "two runs of the same tokens give different results"
 
 
 @pytest.mark.nightly

@@ -28,7 +28,7 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
     lines = err.splitlines()
     assert out == ""
     assert len(lines) == 19  # every 5 seconds, not for every tensor, and not at the end
-    assert "5.00 of 100.00 GB, 5 of 100 tensors, 1000 MB/s, 95 s to go" in lines[0]
+    assert "5.00 of 100.00 GB, 5 of 100 tensors, 1000 MB/s, 95 s left" in lines[0]
 
 
 @pytest.mark.parametrize("mode", [OutputMode.QUIET, OutputMode.JSON])

@@ -109,7 +109,7 @@ def test_activations_and_attention_are_chosen_apart(short_model: Path, tmp_path:
         str(short_model), tmp_path / "export", activations="f32", attention="sdpa", decode_steps=8, stateful=True
     )
     assert result.validation is not None and result.validation.passed
-    with pytest.raises(OptionError, match="f16 activations have no use for f32 weights"):
+    with pytest.raises(OptionError, match="--activations f16 does not apply to f32 weights"):
         GraphOptions(dtype="f32", activations="f16")
 
 

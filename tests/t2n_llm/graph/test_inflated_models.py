@@ -223,7 +223,7 @@ def test_what_cannot_be_kept_smaller_names_the_module_that_overflows(tmp_path: P
     kind = KINDS["post-norms"]
     source = _saved(kind, tmp_path / "model")
     _inflate(source, Kind(kind.config, kind.entries, power=15))  # readers are not divided: values overflow
-    with pytest.raises(NumericRangeError, match=r"values of model\.layers\.\d\.\S+ reach \S+, f16 ends at 65504"):
+    with pytest.raises(NumericRangeError, match=r"values of model\.layers\.\d\.\S+ reach \S+; f16 holds at most 65504"):
         _exported(source, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
     _, logits = _exported(source, tmp_path / "wide", activations="f32", cache_dtype="f32")
@@ -263,7 +263,8 @@ def test_keys_beyond_f16_have_a_cache_in_f32(tmp_path: Path, caplog: pytest.LogC
         _exported(source, tmp_path / "asked", activations="f32", cache_dtype="f16")
     result, _ = _exported(source, tmp_path / "wide", activations="f32")
     assert re.search(
-        r"cache_key of layer \d reaches \S+ on the check's text, and f16 ends at 65504: caches are f32", caplog.text
+        r"cache_key of layer \d reaches \S+ on the check's text; f16 holds at most 65504: exporting again with f32 caches",
+        caplog.text,
     )
     assert {state["dtype"] for state in plain.manifest["graph"]["states"]} == {"f16"}
     assert {state["dtype"] for state in result.manifest["graph"]["states"]} == {"f32"}

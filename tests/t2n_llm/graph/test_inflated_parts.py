@@ -107,7 +107,7 @@ def test_a_decoder_is_made_to_fit_behind_its_embeddings(tmp_path: Path) -> None:
 def test_what_one_archive_hands_another_must_fit(tmp_path: Path) -> None:
     source = _saved(_T5, AutoModelForSeq2SeqLM, ("*.EncDecAttention.k.weight",), tmp_path / "large")
     with pytest.raises(
-        NumericRangeError, match=r"EncDecAttention\S* reach \S+, f16 ends at 65504.* an output of the graph"
+        NumericRangeError, match=r"EncDecAttention\S* reach \S+; f16 holds at most 65504.* an output of the graph"
     ):
         _exported(source, tmp_path / "exported", TEXT_TO_TEXT)
     assert not (tmp_path / "exported").exists()

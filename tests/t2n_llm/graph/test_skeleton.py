@@ -16,7 +16,7 @@ from t2n_llm.zoo.tiny_model import decode_in_transformers
 def test_a_config_of_linear_attention_alone_is_refused_in_one_sentence(family: str) -> None:
     config = tiny_config(family)
     config.layer_types = ["linear_attention"] * config.num_hidden_layers
-    with pytest.raises(CaptureError, match="all layers of its config are linear attention") as refusal:
+    with pytest.raises(CaptureError, match="all layers of its config use linear attention") as refusal:
         build_graph(config, GraphOptions(), name="linear")
     assert "get_seq_length" not in str(refusal.value)
     assert "layer_types" in (refusal.value.hint or "")

@@ -187,16 +187,16 @@ def test_the_command_line_and_both_engines(tmp_path: Path) -> None:
 
 
 def test_models_without_a_window_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="LlamaForCausalLM has no sliding layer"):
+    with pytest.raises(CaptureError, match="LlamaForCausalLM has no sliding-window layer"):
         export(tiny_llama, tmp_path / "out")
 
 
 def test_a_window_that_no_mask_knows_is_not_cut(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="has no sliding layer"):
+    with pytest.raises(CaptureError, match="has no sliding-window layer"):
         export(save("moshi", tmp_path / "model"), tmp_path / "out")
 
 
 @pytest.mark.parametrize("options", [{"stateful": True}, {"kv_cache": "int8"}, {"task": "feature-extraction"}])
 def test_contradictions_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=r"--window-cache|cut a cache"):
+    with pytest.raises(OptionError, match=r"--window-cache"):
         ExportOptions.of(window_cache=True, **options)

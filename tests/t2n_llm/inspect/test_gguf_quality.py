@@ -1,4 +1,4 @@
-"""An export beside GGUF files of the same model, on the same text."""
+"""An export compared with GGUF files of the same model, on the same text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_our_blocks_of_ggmls_algorithm_are_ggmls(export: Path, short_model: Path
     assert read.bytes == rounded.bytes < gguf.stat().st_size
     assert read.bits_per_weight == pytest.approx(report.bits_per_weight, rel=0.01)
     page = report_html(report)
-    assert "Beside GGUF" in page and "model-Q4_0.gguf" in page
+    assert "Compared with GGUF" in page and "model-Q4_0.gguf" in page
 
 
 def test_weights_that_lie_input_first_are_rounded_along_their_inputs(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ def test_a_file_of_another_model(export: Path, short_model: Path, tmp_path: Path
 
 
 def test_what_cannot_be_compared(export: Path, short_model: Path, shared_export: SharedExport) -> None:
-    with pytest.raises(OptionError, match="no such rival"):
+    with pytest.raises(OptionError, match="unknown engine"):
         gguf_named("onnxruntime")
     with pytest.raises(OptionError, match="no such file"):
         gguf_named("llama.cpp:missing.gguf")
-    with pytest.raises(OptionError, match="needs the original"):
+    with pytest.raises(OptionError, match="needs the reference model"):
         quantize_report(export, str(export), against=["llama.cpp"], **SHORT)
     plain = shared_export(short_model, check=False, num_logits_to_keep=0)
-    with pytest.raises(OptionError, match="no blocks"):
+    with pytest.raises(OptionError, match="no block-quantized tensors"):
         quantize_report(plain, str(short_model), against=["llama.cpp"], **SHORT)
 
 
@@ -105,6 +105,6 @@ def test_the_command(export: Path, short_model: Path) -> None:
     (rival,) = json.loads(outcome.out)["rivals"]
     assert rival["name"] == "q4_0 of ggml" and rival["quality"]["positions"] == 60
     shown = call(*arguments, "--against", "llama.cpp")
-    assert "beside GGUF" in shown.out and "q4_0 of ggml" in shown.out
+    assert "compared with GGUF" in shown.out and "q4_0 of ggml" in shown.out
     refused = call(*arguments, "--against", "ollama")
-    assert refused.code == 2 and "no such rival" in refused.err
+    assert refused.code == 2 and "unknown engine" in refused.err

@@ -74,7 +74,7 @@ def test_an_export_for_people(real_export: Path) -> None:
     outcome = run("inspect", real_export, "--tensors", 3)
     assert outcome.code == 0, outcome.err
     for words in (
-        "5,475,600 values at 16.01 bits",
+        "5,475,600 values with 16.01 bits",
         "model.embed_tokens.weight",
         "Softmax",
         "3.1 MB at the model's",
@@ -144,14 +144,14 @@ def test_missing_unread_and_misshapen_tensors_are_problems(tmp_path: Path) -> No
     outcome = call("inspect", archive, "--json")
     record = strict_json(outcome.out)
     assert record["problems"] == [
-        "v.dat is missing: the graph reads it.",
-        "w.dat is not read by the graph, and takes memory all the same.",
+        "v.dat is missing, but the graph reads it.",
+        "w.dat is not read by the graph, but is loaded into memory.",
     ]
     assert outcome.code == 1
     assert "No data for tensor" in record["engine"]["refusal"]
     other = quantised_archive(tmp_path / "r", QUANTISED.replace("shape=[8, 64]", "shape=[64, 8]"))
     record = strict_json(call("inspect", other, "--no-engine", "--json").out)
-    assert record["problems"] == ["w: stored with shape [8, 64], the graph declares [64, 8]."]
+    assert record["problems"] == ["w: stored with shape [8, 64], but the graph declares [64, 8]."]
     assert record["engine"] is None
 
 
@@ -159,7 +159,7 @@ def test_a_refusal_is_shown_to_people_and_is_exit_code_1(tmp_path: Path) -> None
     archive = quantised_archive(tmp_path / "q", QUANTISED.replace("tract_core_einsum", "no_such_operator"))
     outcome = run("inspect", archive)
     assert outcome.code == 1
-    assert "refuses it" in outcome.out and "no_such_operator" in outcome.out
+    assert "refuses the archive" in outcome.out and "no_such_operator" in outcome.out
 
 
 def test_lines_that_are_not_understood_are_shown(tmp_path: Path) -> None:

@@ -62,7 +62,11 @@ def test_one_run_or_many_give_the_same(reports: dict[str, QuantizeReport]) -> No
     many, one = reports["q4"], reports["q4-all"]
     assert one.quality.mean_kl_divergence == pytest.approx(many.quality.mean_kl_divergence, rel=0.02)
     assert one.quality.perplexity == pytest.approx(many.quality.perplexity, rel=0.002)
-    assert "one run" in one.reading and "40 runs" in many.reading and "--num-logits-to-keep 0" in many.reading
+    assert (
+        "one engine run" in one.reading
+        and "40 engine runs" in many.reading
+        and "--num-logits-to-keep 0" in many.reading
+    )
 
 
 def test_errors_of_tensors_are_those_that_streaming_measured(
@@ -116,7 +120,7 @@ def test_folders_and_texts_that_are_not_there(exports: dict[str, Path], short_mo
         quantize_report(exports["q4"])
     short = tmp_path / "short.txt"
     short.write_text("Too short.")
-    with pytest.raises(OptionError, match="a window takes 41"):
+    with pytest.raises(OptionError, match="a window needs 41"):
         quantize_report(exports["q4"], str(short_model), text=short, **SHORT)
 
 
@@ -172,7 +176,7 @@ def test_a_page_needs_no_matplotlib(
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no kind of picture"):
+    with pytest.raises(OptionError, match="not a supported image format"):
         require_plotting(tmp_path / "error.docx")
     found = builtins.__import__
 

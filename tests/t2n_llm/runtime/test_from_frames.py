@@ -73,5 +73,5 @@ def test_blanks_part_letters(source: Path) -> None:
 def test_a_folder_must_say_what_it_hears(source: Path, tmp_path: Path) -> None:
     folder = export_llm(str(source), tmp_path / "out", task="ctc", dtype="f32", check=False, frontend=False).output_dir
     (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(OptionError, match="does not say what sound"):
+    with pytest.raises(OptionError, match="does not record the sampling rate"):
         text_of_frames(folder, tmp_path / "noise.wav")

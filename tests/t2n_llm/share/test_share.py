@@ -48,7 +48,7 @@ def test_an_export_travels_to_the_hub_and_back(hub: HubServer, export: Path, tmp
         first, second, pulled, taken, again, public = said(hub, commands, tmp_path / "home")
     assert first.code == 0, first
     assert f"pushed    {hub.endpoint}/{NAME} (private), commit " in first.out
-    assert "left out, since they are not of the export: notes.txt." in first.err
+    assert "not uploaded, because they are not part of the export: notes.txt." in first.err
     repository = hub.repositories[NAME]
     assert repository.private
     ours = {path.relative_to(export).as_posix() for path in export.rglob("*") if path.is_file()}
@@ -64,7 +64,7 @@ def test_an_export_travels_to_the_hub_and_back(hub: HubServer, export: Path, tmp
     refused(taken, "back", "exists")
     assert again.code == 0 and strict_json(again.out)["checked"] is True, again
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "home", "x"]
-    assert (public.code, public.out) == (0, "") and "stays so" in public.err
+    assert (public.code, public.out) == (0, "") and "stays private" in public.err
 
 
 def test_what_nobody_should_get_is_refused(hub: HubServer, export: Path, tmp_path: Path) -> None:
@@ -93,16 +93,16 @@ def test_what_nobody_should_get_is_refused(hub: HubServer, export: Path, tmp_pat
     ]
     *no, yes = said(hub, commands, tmp_path / "home")
     words = [
-        ("check failed",),
-        ("check failed",),
-        ("never compared",),
-        ("not as it was written",),
+        ("validation failed",),
+        ("validation failed",),
+        ("not validated",),
+        ("changed since the export",),
         ("export.json",),
         ("'model'", "name"),
         ("owner/public", "is public"),
-        ("somebody/model", "may not write"),
-        (NAME, "may not write"),
-        (NAME, "does not accept the token"),
+        ("somebody/model", "no write access"),
+        (NAME, "no write access"),
+        (NAME, "rejected the token"),
     ]
     for outcome, expected in zip(no, words, strict=True):
         assert outcome.code == 2, (expected, outcome)
@@ -179,7 +179,7 @@ def test_export_and_push_at_once(hub: HubServer, tiny_llama: Path, tmp_path: Pat
     refused(none, "'model'")
     refused(unchecked, "--push")
     refused(public, "--public")
-    refused(denied, "somebody/model", "may not write")
+    refused(denied, "somebody/model", "no write access")
     assert f"t2n-llm push {tmp_path / 'out'} somebody/model" in denied.line("hint")
     record = strict_json(done.out)
     assert record["pushed"]["repository"] == NAME and record["validation"]["passed"]
@@ -188,7 +188,7 @@ def test_export_and_push_at_once(hub: HubServer, tiny_llama: Path, tmp_path: Pat
 
 def test_without_a_token_and_with_a_card_that_the_hub_refuses(hub: HubServer, export: Path, tmp_path: Path) -> None:
     (outcome,) = said(hub, [["push", export, NAME]], tmp_path / "home", token="")
-    refused(outcome, NAME, "no token")
+    refused(outcome, NAME, "no hub token")
     text = (export / "README.md").read_text()
     (export / "README.md").write_text(text.replace("---\n", "---\nlicense: nobody's\n", 1))
     (outcome,) = said(hub, [["push", export, NAME]], tmp_path / "home")

@@ -110,7 +110,7 @@ def test_validate_takes_the_file_as_reference(
     q4_file: tuple[Path, dict[str, np.ndarray]], q4_export: ExportResult
 ) -> None:
     assert validate_folder(q4_export.output_dir, str(q4_file[0]), options=ValidateOptions.of(decode_steps=STEPS)).passed
-    with pytest.raises(SourceError, match="whose place is not recorded"):
+    with pytest.raises(SourceError, match="whose path is not recorded"):
         validate_folder(q4_export.output_dir, options=ValidateOptions.of(decode_steps=STEPS))
 
 
@@ -135,7 +135,7 @@ def test_other_types_are_dequantised_and_say_so(tmp_path: Path) -> None:
     written = write_llama_gguf(tmp_path / "mixed.gguf", kinds, tied=False)
     result = exported(tmp_path / "mixed.gguf", tmp_path, dtype="f32")
     assert result.validation is not None and result.validation.passed
-    assert any("2 tensors of type Q4_1 are dequantised" in note for note in result.manifest["notes"])
+    assert any("2 tensors of type Q4_1 are dequantized" in note for note in result.manifest["notes"])
     assert stored_bytes(result, "lm_head.weight") == written["output"].tobytes()
     values = dict(stored_values(result.archive))
     up = dequantize(written["blk.0.ffn_up"], GGMLQuantizationType.Q4_1)
@@ -147,7 +147,7 @@ def test_other_types_are_dequantised_and_say_so(tmp_path: Path) -> None:
 def test_quantising_a_second_time_warns(tmp_path: Path) -> None:
     write_llama_gguf(tmp_path / "q8.gguf", dict.fromkeys(LINEARS, "Q8_0"))
     result = exported(tmp_path / "q8.gguf", tmp_path, compress="q4_0", check=False)
-    assert any(note.startswith("14 tensors") and "error of its own" in note for note in result.manifest["notes"])
+    assert any(note.startswith("14 tensors") and "adds its own error" in note for note in result.manifest["notes"])
 
 
 def test_a_plan_reads_no_weight(q4_file: tuple[Path, dict[str, np.ndarray]]) -> None:
@@ -201,7 +201,7 @@ def test_a_file_that_ends_early(q4_file: tuple[Path, dict[str, np.ndarray]], tmp
 
 def test_not_a_gguf_file(tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("not at all a model, only a text of some length" * 10)
-    with pytest.raises(CorruptCheckpointError, match="not a whole GGUF file"):
+    with pytest.raises(CorruptCheckpointError, match="not a complete GGUF file"):
         open_source(str(tmp_path / "text.gguf"))
     with pytest.raises(SourceError):
         open_source(str(tmp_path / "absent.gguf"))

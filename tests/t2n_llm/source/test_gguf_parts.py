@@ -95,7 +95,7 @@ def test_a_part_with_another_name(folders: tuple[Path, Path], tmp_path: Path) ->
 def test_a_part_of_another_model(folders: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.copytree(folders[1], tmp_path, dirs_exist_ok=True)
     shutil.copy(folders[1] / "tiny-00004-of-00004.gguf", tmp_path / "tiny-00003-of-00004.gguf")
-    with pytest.raises(CorruptCheckpointError, match=r"hold 15 tensors where the first says 21"):
+    with pytest.raises(CorruptCheckpointError, match=r"have 15 tensors, but the first says 21"):
         open_source(str(tmp_path))
 
 

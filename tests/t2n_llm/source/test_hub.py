@@ -175,7 +175,7 @@ def test_what_the_hub_refuses_and_what_it_gives(hub: Hub, parent: Path, tmp_path
         export("org/tiny", parent, "--token", TOKEN, "--json"),
     ]
     absent, gated, private, revision, given = (call(*command, variables=variables) for command in commands)
-    refused(absent, "org/absent", "no such model")
+    refused(absent, "org/absent", "the model does not exist")
     refused(gated, "org/gated", "granted")
     assert "--token" in gated.line("hint")
     refused(private, "org/tiny", "private")

@@ -15,9 +15,9 @@ from t2n_llm.source.hub import open_source
 @pytest.mark.parametrize(
     ("further", "said"),
     [
-        ({"transformers_version": "7.1.0"}, f"written with 7.1.0, {transformers.__version__} is installed."),
+        ({"transformers_version": "7.1.0"}, f"written with 7.1.0, but {transformers.__version__} is installed."),
         ({"transformers_version": ["x"] * 5000}, f"{transformers.__version__} is installed."),
-        ({}, "that knows it."),
+        ({}, "that supports it."),
     ],
 )
 def test_which_release_a_family_needs(further: dict[str, object], said: str, tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_one_name_under_two_wrappers(tmp_path: Path) -> None:
     tensors = {
         name: InMemoryTensor(name, torch.ones(96, 32)) for name in ("lm_head.weight", "_orig_mod.lm_head.weight")
     }
-    with pytest.raises(WeightError, match=r"lm_head\.weight: .* holds it twice, as lm_head.* and as _orig_mod"):
+    with pytest.raises(WeightError, match=r"lm_head\.weight: .* contains it twice, as lm_head.* and as _orig_mod"):
         unwrapped(Checkpoint(tensors, (), 0))
 
 
@@ -243,7 +243,7 @@ def test_a_whole_kind_of_expert_missing_is_named(tmp_path: Path) -> None:
 def test_fewer_experts_than_the_config_says(tmp_path: Path) -> None:
     folder = saved("mixtral", tmp_path)
     renamed(folder, lambda name: None if ".experts.11." in name else name)
-    with pytest.raises(WeightError, match=r"shape \[12, 96, 32\] cannot be made of 22 .*they make \[11, 96, 32\]"):
+    with pytest.raises(WeightError, match=r"shape \[12, 96, 32\] cannot be built from 22 .*they make \[11, 96, 32\]"):
         matched("mixtral", folder)
 
 
@@ -252,7 +252,7 @@ def test_an_expert_of_another_shape(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors[_EXPERT.format(3, "w1")] = torch.ones(5, 5, dtype=torch.bfloat16)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(WeightError, match=r"gate_up_proj of shape .* cannot be made of 24 checkpoint tensors"):
+    with pytest.raises(WeightError, match=r"gate_up_proj of shape .* cannot be built from 24 checkpoint tensors"):
         matched("mixtral", folder)
 
 

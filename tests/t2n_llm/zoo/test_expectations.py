@@ -74,7 +74,7 @@ def test_what_f32_does_not_is_not_expected_of_other_element_types() -> None:
 
 def test_a_row_of_an_architecture_that_is_gone_is_a_surprise() -> None:
     (surprise,) = surprises([], {"gone:f32": ROW, "llama:f32": ROW}, ["llama"])
-    assert (surprise.key, surprise.kind) == ("gone:f32", "no such cell")
+    assert (surprise.key, surprise.kind) == ("gone:f32", "no such case")
 
 
 def test_updating_keeps_what_a_person_wrote() -> None:

@@ -35,7 +35,7 @@ def test_the_bar_is_half_a_second_a_layer_and_ten() -> None:
     assert judged(WITHIN) == WITHIN
     assert judged(REFUSED) == REFUSED
     assert judged(SLOW).outcome == judged(LARGE).outcome == OVER
-    assert "100 s of processor of 26" in judged(SLOW).message
+    assert "100 s of CPU time of 26" in judged(SLOW).message
     assert "3.00 GB of 1.5" in judged(LARGE).message
     assert judged(replace(SLOW, dtype="f32")).outcome == RIGHT
 
@@ -55,7 +55,7 @@ def test_the_table_has_marks_of_its_own() -> None:
     table = full_size_markdown(run, {REFUSED.key: Expected(FAILED, "capture", "a fact")})
     assert summary(run)[1].startswith("full-size: 1 within the bar of 3")
     assert FULL_SIZE in page([run], {})
-    assert "1 of 3 default configs are within the bar, 1 are over it, 1 fail." in table
+    assert "1 of 3 default configs are within the limit, 1 exceed it, 1 fail." in table
     assert "| `llama` | 32 | 15.0 s | 26.0 s | 0.80 GB | ✓ |" in table
     assert "| `mamba` | full-size | capture | a fact |" in table
     assert FULL_SIZE not in markdown(run, {})
@@ -79,11 +79,11 @@ def test_default_configs_are_those_of_causal_decoders() -> None:
 
 
 def test_real_checkpoints_have_no_such_column(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no column of default configs"):
+    with pytest.raises(OptionError, match="--full-size does not apply"):
         RunOptions(models=("folder",), dtypes=(FULL_SIZE,))
     models = tmp_path / "models.txt"
     models.write_text("folder\n")
-    refused(call("zoo", "run", "--full-size", "--models", models), "no column of default configs")
+    refused(call("zoo", "run", "--full-size", "--models", models), "--full-size does not apply")
 
 
 def test_a_cell_measures_a_default_config(tmp_path: Path) -> None:

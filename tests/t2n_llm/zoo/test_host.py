@@ -37,11 +37,11 @@ def judge(name: str, *, timeout: float = 60.0, memory: int = 1 << 40, fresh: boo
 DYING = {
     "killed": ("SIGKILL", "about to be killed"),
     "abort": ("SIGABRT", "thread panicked"),
-    "leave": ("exit code 0 and no verdict", ""),
-    "garbage": ("exit code 0 and no verdict", '{"outcome": "right"}'),
-    "another-verdict": ("exit code 0 and no verdict", ""),
-    "system-exit": ("exit code 1 and no verdict", "SystemExit"),
-    "raise": ("exit code 1 and no verdict", "nobody caught me"),
+    "leave": ("exit code 0 and without a verdict", ""),
+    "garbage": ("exit code 0 and without a verdict", '{"outcome": "right"}'),
+    "another-verdict": ("exit code 0 and without a verdict", ""),
+    "system-exit": ("exit code 1 and without a verdict", "SystemExit"),
+    "raise": ("exit code 1 and without a verdict", "nobody caught me"),
 }
 
 
@@ -88,7 +88,7 @@ def test_a_cell_that_eats_memory_is_ended(name: str, clean: Path) -> None:
     verdict = judge(name, memory=limit, fresh=True)
     assert (verdict.outcome, verdict.stage) == (MEMORY, f"stage of {name}")
     assert verdict.peak_rss_bytes > limit
-    assert "more than its limit" in verdict.message
+    assert "more than the limit" in verdict.message
     assert list(clean.iterdir()) == []
 
 

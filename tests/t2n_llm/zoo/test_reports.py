@@ -100,7 +100,7 @@ def test_the_table_has_a_row_per_architecture_and_reasons() -> None:
     assert "| `bloom` | BloomForCausalLM | **failed** (capture) |  |" in text
     assert "| `opt` | f32 | decode | a person's reason |" in text
     assert r"CaptureError: aten.&lt;foo> \| \*has\* no\_form" in text
-    assert text.index("transformers itself does not run") < text.index("AttributeError: no layers")
+    assert text.index("that transformers does not run") < text.index("AttributeError: no layers")
     assert "torch 2.13.0, tract 0.23.9" in text
 
 
@@ -149,7 +149,7 @@ def test_the_page_is_whole_and_escapes_what_models_say(count: int) -> None:
     assert parser.open == []
     if count:
         assert "aten.<foo> | *has* no_form" in parser.text
-        assert "1 right of 4" in parser.text
+        assert "1 of 4" in parser.text
     assert ("1 fixed" in parser.text) == (count > 1)
 
 

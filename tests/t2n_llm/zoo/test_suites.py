@@ -90,7 +90,7 @@ def test_suites_are_chosen_by_name() -> None:
     assert chosen_suites(["timm", "encoders", "timm"]) == ("timm", "encoders")
     assert "fill-mask" in encoder_tasks()
     assert TEXT_GENERATION not in encoder_tasks()
-    with pytest.raises(OptionError, match="no suite 'juggling'"):
+    with pytest.raises(OptionError, match="unknown suite 'juggling'"):
         chosen_suites(["juggling"])
 
 

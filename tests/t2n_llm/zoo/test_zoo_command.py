@@ -30,7 +30,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--markdown", folder / "zoo.md", "--expected", folder / "expected.toml", "--update"),
     )
     assert outcome.code == 0, outcome
-    assert "f32: 1 right of 1" in outcome.out and "Everything is as expected." in outcome.out
+    assert "f32: 1 right of 1" in outcome.out and "All cases are as expected." in outcome.out
     return folder
 
 

@@ -39,7 +39,7 @@ def ask_cli(
     """
     signature = signature_of(read_graph_text(archive))
     if len(inputs) != len(signature.inputs):
-        raise EngineRunError(f"{archive}: takes {len(signature.inputs)} inputs, got {len(inputs)}.")
+        raise EngineRunError(f"{archive}: it takes {len(signature.inputs)} inputs, but got {len(inputs)}.")
     with tempfile.TemporaryDirectory(prefix="tract-inputs-") as folder:
         bundle = Path(folder) / "inputs.npz"
         write_bundle(bundle, [dict(zip(signature.inputs, inputs, strict=True))], {})
@@ -47,7 +47,9 @@ def ask_cli(
         answers = engine.run_bundle(archive, bundle, options)
     missing = [name for name in signature.outputs if name not in answers]
     if missing:
-        raise EngineRunError(f"{archive}: the tract command gives no output {missing[0]!r}, only {', '.join(answers)}.")
+        raise EngineRunError(
+            f"{archive}: the tract command returned no output {missing[0]!r}, only {', '.join(answers)}."
+        )
     return [answers[name] for name in signature.outputs]
 
 

@@ -68,7 +68,7 @@ _UNCHECKED = re.compile(r"DEBUG tract::utils\] Missing reference output in bundl
 _NO_THREADS = "compiled without multithread support"
 _NO_DEVICE = re.compile(r"Runtime `\w+' not found|driver|dependencies not found", re.IGNORECASE)
 _RESULTS = ("Checked output", "LLM RBO")
-_INSTALL_HINT = f"Where there is a network, run: {INSTALL_COMMAND}"
+_INSTALL_HINT = f"If there is a network, run: {INSTALL_COMMAND}"
 _OUTPUT_TAIL_LINES = 40
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class CommandOptions:
         if self.approximation not in get_args(Approximation):
             raise OptionError(f"approximation {self.approximation!r}: choose one of {get_args(Approximation)}.")
         if not 0 <= (self.rank_biased_overlap or 0) <= 1:
-            raise OptionError(f"rank_biased_overlap {self.rank_biased_overlap}: a similarity between 0 and 1.")
+            raise OptionError(f"rank_biased_overlap is {self.rank_biased_overlap}, but must be from 0 to 1.")
 
     def model_flags(self) -> list[str]:
         """Flags that stand before the subcommand: registries, then transforms in order."""
@@ -255,7 +255,7 @@ class TractCli:
         _refuse_unchecked_turns(bundle, turns, run.stderr)
         checked = sum("Checked output" in line for line in results)
         if not checked and not run.returncode:
-            errors = f"{bundle} holds none of the model's outputs: nothing was compared."
+            errors = f"{bundle} has none of the model's outputs: nothing was compared."
         return CliCheck(
             passed=run.returncode == 0 and checked > 0,
             command=shlex.join(command),
@@ -465,23 +465,23 @@ class TractCli:
             message = f"tract did not finish within {self.timeout_seconds:g} s and was stopped: {shlex.join(command)}"
             raise EngineTimeoutError(message, "Raise timeout_seconds, or use a smaller input.") from None
         except OSError as error:
-            raise EngineError(f"{command[0]} does not start: {error}.") from error
+            raise EngineError(f"{command[0]} cannot be started: {error}.") from error
 
     def _fail(self, run: subprocess.CompletedProcess[str]) -> NoReturn:
         """Raise what a command's exit says about the engine."""
-        again = f"To see it again: {shlex.join(run.args)}"
+        again = f"To repeat it: {shlex.join(run.args)}"
         subject = Path(run.args[1]).name
         if run.returncode < 0 or run.returncode == _RUST_PANIC_EXIT_CODE:
             cause = "panic" if run.returncode > 0 else signal.Signals(-run.returncode).name
             raise EngineCrashError(f"{subject}: tract died ({cause}): {last_words(run.stderr) or 'no message'}.", again)
         if run.returncode == _USAGE_EXIT_CODE:
             refusal = next(iter(run.stderr.strip().splitlines()), "no message")
-            raise EngineError(f"tract {self.version} does not know its command line: {refusal}.", again)
+            raise EngineError(f"tract {self.version} does not accept its command line: {refusal}.", again)
         reason = condense_error(_errors(run.stderr))
         if _NO_THREADS in run.stderr:
             raise EngineError(
-                f"{self.binary} was built without threads, and {self.threads} are wanted.",
-                f"Build it with them: {shlex.join(cargo_command(self.version))} --force",
+                f"{self.binary} was built without threads, but --threads is {self.threads}.",
+                f"Build it with threads: {shlex.join(cargo_command(self.version))} --force",
             )
         if self.device != CPU and _NO_DEVICE.search(reason):
             raise device_missing(f"the command tract {self.version}", self.device, reason)
@@ -499,7 +499,7 @@ def _find(binary: Path | None) -> tuple[Path, str]:
         version = probe_version(path)
         if version is None:
             origin = "the tract command given" if binary else "$TRACT_BINARY"
-            raise EngineMissingError(f"{origin}, {path}, is not an executable tract.", _INSTALL_HINT)
+            raise EngineMissingError(f"{origin}, {path}, is not an executable tract command.", _INSTALL_HINT)
         return path, version
     for path in (*binaries_on_path(), installed_path(TRACT_CLI_VERSION)):
         version = probe_version(path)
@@ -547,4 +547,4 @@ def _refuse_unchecked_turns(bundle: Path, turns: Mapping[str, int], stderr: str)
     outputs = sorted(name for name, count in turns.items() if count > 1 and name not in inputs)
     if inputs and outputs:
         problem = f"{bundle}: several turns of {', '.join(outputs)}, which are not inputs; tract compares the last"
-        raise OptionError(f"{problem} turn with the first value.", "Write one bundle a turn with write_bundle.")
+        raise OptionError(f"{problem} turn with the first value.", "Write one bundle per turn with write_bundle.")

@@ -65,8 +65,8 @@ class FormRule:
 _ROW_OF_128 = "its CUDA kernel is wrong for rows of exactly 128 elements (nn.cu starts it with 126 threads)"
 _EARLY_READ = "its CUDA kernel reads the last tile of the values before it has arrived (flash_attn.cu)"
 
-_COPIED_SCORES = "it copies the scores twice, where a plain sum and softmax work in place"
-_NO_VZEROUPPER = "on Intel, a cast from f32 to f16 behind a product takes 106 ns per value instead of 0.94"
+_COPIED_SCORES = "it copies the scores twice, while a plain sum and softmax work in place"
+_NO_VZEROUPPER = "on Intel CPUs, a cast from f32 to f16 after a matmul takes 106 ns per value instead of 0.94"
 
 
 def _on_cuda(form: AttentionForm, instead: tuple[AttentionForm, ...], reason: str) -> FormRule:
@@ -90,7 +90,7 @@ FORM_RULES: tuple[FormRule, ...] = (
 DEVICES_PROPERTY = "target_devices"
 """The property of an archive that names the devices it was exported for, where there are others than the CPU."""
 
-UNTESTED: Mapping[str, str] = {"metal": "results on Metal were not measured; graphs have the engine's own operators"}
+UNTESTED: Mapping[str, str] = {"metal": "results on Metal were not measured; graphs use the engine's own operators"}
 """Devices without a measurement."""
 
 

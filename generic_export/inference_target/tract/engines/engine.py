@@ -208,7 +208,7 @@ def conform_inputs(facts: Sequence[IoFact], arrays: Sequence[Array]) -> list[Arr
     """
     if len(arrays) != len(facts):
         wanted = "; ".join(map(str, facts)) or "none"
-        raise EngineRunError(f"the model takes {len(facts)} inputs, got {len(arrays)}.", f"Expected {wanted}.")
+        raise EngineRunError(f"the model takes {len(facts)} inputs, but got {len(arrays)}.", f"Expected {wanted}.")
     return [_conform(fact, np.asarray(array)) for fact, array in zip(facts, arrays, strict=True)]
 
 
@@ -249,7 +249,7 @@ def condense_error(text: str, *, context: int = 3) -> str:
     head, _, chain = text.strip().partition("Caused by:")
     causes = [match[1] for line in (head + "\n" + chain).splitlines() if (match := _CAUSE.match(line))]
     if not causes:
-        return "the engine gave no message"
+        return "no message from the engine"
     around = " < ".join(reversed(causes[-1 - context : -1]))
     return f"{causes[-1]} (in: {around})" if around else causes[-1]
 

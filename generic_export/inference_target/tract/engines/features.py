@@ -37,7 +37,7 @@ def features_of(names: Iterable[str | TractFeature]) -> frozenset[TractFeature]:
         OptionError: tract has no such feature, or the names are not a collection.
     """
     if isinstance(names, (str, TractFeature)) or not isinstance(names, Iterable):
-        raise OptionError(f"feature_flags is {names!r}.", "Give a set of TractFeature, or of their names.")
+        raise OptionError(f"feature_flags is {names!r}.", "Use a set of TractFeature, or of their names.")
     known = {feature.value.removeprefix("tract_"): feature for feature in TractFeature}
     found = set()
     for name in names:

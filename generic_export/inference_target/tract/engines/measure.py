@@ -47,7 +47,7 @@ def read_nodes(text: str) -> tuple[EngineNode, ...]:
     try:
         return tuple(_node(record) for record in _parsed(text)["nodes"])
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise EngineRunError("the engine's list of nodes holds something that is no node.") from None
+        raise EngineRunError("the engine's list of nodes is malformed.") from None
 
 
 def read_profile(text: str) -> Profile:
@@ -58,7 +58,7 @@ def read_profile(text: str) -> Profile:
     """
     summary = _parsed(text).get("profiling_info")
     if not isinstance(summary, dict):
-        raise EngineRunError("the engine's profile holds no times.")
+        raise EngineRunError("the engine's profile has no times.")
     nodes = tuple(node for node in read_nodes(text) if node.seconds is not None)
     return Profile(nodes, float(summary["secs_per_iter"]), int(summary["iterations"]))
 
@@ -80,7 +80,7 @@ def read_llm_bench(metrics: str, readings: str) -> LlmBench:
         loaded, ready = values["time_to_before_optimize"], values["time_to_model_ready"]
         return LlmBench(values["pp512"], values["tg128"], loaded, ready - loaded, max(sizes))
     except (ValueError, KeyError, TypeError, IndexError):
-        raise EngineRunError(f"llm-bench's figures are not readable: {metrics[:80]!r}.") from None
+        raise EngineRunError(f"llm-bench's figures cannot be parsed: {metrics[:80]!r}.") from None
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _parsed(text: str) -> dict[str, Any]:
     except ValueError:
         parsed = None
     if not isinstance(parsed, dict) or not isinstance(parsed.get("nodes"), list):
-        raise EngineRunError(f"the engine's list of nodes is not readable: it starts with {text[:40]!r}.")
+        raise EngineRunError(f"the engine's list of nodes cannot be parsed: it starts with {text[:40]!r}.")
     return parsed
 
 
@@ -110,8 +110,11 @@ def _node(record: Mapping[str, Any]) -> EngineNode:
 def device_missing(engine: str, device: str, reason: str) -> DeviceMissingError:
     """Return the error to raise when an engine cannot compute on a device."""
     hint = {
-        "cuda": "It takes an NVIDIA GPU, its driver, the CUDA 13 libraries and a tract built with CUDA; or use --device cpu.",
-        "metal": "Metal is on macOS and iOS only, with a tract built there; or use --device cpu.",
+        "cuda": (
+            "It needs an NVIDIA GPU, its driver, the CUDA 13 libraries and a tract built with CUDA. Otherwise use "
+            "--device cpu."
+        ),
+        "metal": "It needs macOS or iOS, with a tract built there. Otherwise use --device cpu.",
     }.get(device)
     return DeviceMissingError(f"{engine} cannot compute on {device} here: {_sentence(reason)}", hint)
 
@@ -145,7 +148,7 @@ def example_inputs(facts: Sequence[IoFact], sizes: Mapping[str, int]) -> list[np
 
 def _numpy_type(fact: IoFact) -> str:
     if fact.datum_type not in _NUMPY_TYPES:
-        raise OptionError(f"input {fact}: no array holds {fact.datum_type}.")
+        raise OptionError(f"input {fact}: NumPy has no dtype for {fact.datum_type}.")
     return _NUMPY_TYPES[fact.datum_type]
 
 

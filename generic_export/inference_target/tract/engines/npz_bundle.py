@@ -64,7 +64,7 @@ def _write_npz(path: Path, entries: Mapping[str, Array]) -> None:
                 dtype = np.dtype(np.float32) if array.dtype == np.float16 else array.dtype.newbyteorder("=")
                 stored = np.asarray(array, dtype=dtype, order="C")
                 if stored.dtype.kind not in _NPZ_KINDS:
-                    raise OptionError(f"{path}: {name} has dtype {stored.dtype}; tract does not read it from npz.")
+                    raise OptionError(f"{path}: {name} has dtype {stored.dtype}, which tract does not read from npz.")
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, stored, allow_pickle=False)
         partial.replace(path)
@@ -83,7 +83,7 @@ def read_turns(bundle: Path) -> dict[str, int]:
                 match = _TURN_ENTRY.fullmatch(label)
                 name = match[2] if match else label
                 if turns[name] and name != previous:
-                    problem = f"{bundle}: the turns of {name} are not next to each other; tract keeps only the first."
+                    problem = f"{bundle}: the turns of {name} are not adjacent; tract keeps only the first."
                     raise OptionError(problem, "Write the bundle with write_bundle.")
                 turns[name] += 1
                 previous = name
@@ -91,7 +91,7 @@ def read_turns(bundle: Path) -> dict[str, int]:
     except T2NError:
         raise
     except Exception as error:  # of a damaged one zipfile, zlib and NumPy's reading of a header raise what they like
-        raise OptionError(f"{bundle}: not a readable npz ({described(error)}).", "Write it again.") from error
+        raise OptionError(f"{bundle}: not a readable npz file ({described(error)}).", "Write it again.") from error
     return dict(turns)
 
 

@@ -42,7 +42,7 @@ class Streaming:
 
     def __post_init__(self) -> None:
         if not isinstance(self.pulse, int) or isinstance(self.pulse, bool) or self.pulse < 1:
-            raise OptionError(f"pulse is {self.pulse!r}.", "Give the number of steps in a piece, 1 or more.")
+            raise OptionError(f"pulse is {self.pulse!r}.", "Use the number of steps per call, 1 or more.")
 
     def __str__(self) -> str:
         return f"pulses of {self.pulse} along {self.symbol}"
@@ -113,9 +113,9 @@ class StreamModel:
         for output, fact in zip(streamed, self._model.outputs, strict=True):
             if output.values.size == 0:
                 raise OptionError(
-                    f"the inputs have {pieces} whole {self._streaming}, and output {fact.name!r} begins {output.delay} "
-                    "frames late: nothing of it is known by then.",
-                    "Give longer inputs.",
+                    f"the inputs have {pieces} whole {self._streaming}, but output {fact.name!r} starts "
+                    f"{output.delay} frames late: nothing of it is available yet.",
+                    "Use longer inputs.",
                 )
         return streamed
 
@@ -157,7 +157,7 @@ def open_stream(
         model = engine.load(Path(archive), transforms=[streaming.transform], registries=registries)
     except EngineLoadError as error:
         reason = f"{archive}: tract cannot run it in {streaming}: {error.message.rpartition(_REFUSED)[2]}"
-        raise EngineLoadError(reason, "docs/how-to/streaming.md says what can be streamed.") from error
+        raise EngineLoadError(reason, "See docs/how-to/streaming.md for what can be streamed.") from error
     return StreamModel(model, streaming)
 
 

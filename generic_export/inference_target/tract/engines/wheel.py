@@ -176,7 +176,9 @@ def _version_in(packages: Path) -> str:
     """Return the version of the tract that lies in a folder."""
     for found in importlib.metadata.distributions(name="tract", path=[str(packages)]):
         return found.version
-    raise EngineMissingError(f"{packages} holds no package tract.", "Give the folder that pip install --target filled.")
+    raise EngineMissingError(
+        f"{packages} contains no package tract.", "Use the folder that pip install --target created."
+    )
 
 
 def _check_transforms(transforms: Sequence[str]) -> None:
@@ -312,7 +314,7 @@ class WheelSession:
         places = {fact.name: place for place, fact in enumerate(self._declared)}
         unknown = [name for name in inputs if name not in places]
         if unknown:
-            raise EngineRunError(f"the model takes no input {unknown[0]!r}.", f"It takes {', '.join(places)}.")
+            raise EngineRunError(f"the model has no input {unknown[0]!r}.", f"Its inputs: {', '.join(places)}.")
         facts = [self._declared[places[name]] for name in inputs]
         conformed = conform_inputs(facts, list(inputs.values()))
         held = {places[name]: array for name, array in zip(inputs, conformed, strict=True)}

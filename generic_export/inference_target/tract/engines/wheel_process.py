@@ -33,11 +33,11 @@ _WORKER_ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # the worker's own folder must not shadow modules
 }
 _MEMORY_WORDS = ("memory allocation of", "failed to allocate")  # Rust's allocator, tract's own
-_MEMORY_HINT = "The engine got no more memory: run it on a smaller input, or where there is more."
+_MEMORY_HINT = "The engine ran out of memory: use a smaller input, or a larger machine."
 _SIGNAL_HINTS = {
-    "SIGABRT": "tract panicked; this is how it answers some malformed graphs and out-of-range indices.",
+    "SIGABRT": "tract panicked, as it does for some malformed graphs and out-of-range indices.",
     "SIGSEGV": "tract read invalid memory.",
-    "SIGKILL": "It was killed from outside; most often the machine ran out of memory.",
+    "SIGKILL": "It was killed from outside; the machine probably ran out of memory.",
     "SIGILL": "The tract build uses instructions that this CPU lacks.",
 }
 
@@ -226,7 +226,7 @@ class WorkerConnection:
                 self._fail(EngineCrashError, *self._post_mortem(method))
             except OverdueError:
                 message = (
-                    f"{self._subject}: no end of the {method} after {self._timeout_seconds:g} s; tract was stopped."
+                    f"{self._subject}: {method} not finished after {self._timeout_seconds:g} s; tract was stopped."
                 )
                 self._fail(EngineTimeoutError, message, "Raise timeout_seconds, or use a smaller input.")
             except BaseException:  # KeyboardInterrupt and the like: the exchange stopped in the middle
@@ -235,7 +235,7 @@ class WorkerConnection:
             self._in_request = False
         if status == "missing":
             self._kill()
-            raise EngineMissingError(f"the Python package tract does not import: {value}.", INSTALL_HINT)
+            raise EngineMissingError(f"the Python package tract cannot be imported: {value}.", INSTALL_HINT)
         if status == "error":
             raise refusal(f"{self._subject}: tract refused the {method}: {condense_error(value)}.")
         return value

@@ -330,7 +330,7 @@ def _numpy_dtype(tract: Any, code: int) -> np.dtype[Any]:
         return np.dtype(np.bool_)
     family = {1: "u", 2: "i", 3: "f"}.get(code >> 4)
     if family is None:
-        raise tract.TractError(f"datum type 0x{code:x} has no array form")
+        raise tract.TractError(f"datum type 0x{code:x} has no NumPy dtype")
     return np.dtype(f"{family}{code & 15}")
 
 

@@ -154,7 +154,7 @@ def refuse_younger(graph: NnefGraph, release: SemanticVersion) -> None:
     for operator, where in _calls(graph):
         if operator not in own and operator not in OLDER_FORMS and not has_operator(release, operator):
             raise DialectError(
-                f"{operator} at {where or '(root)'}: tract {release} does not have it, {SINCE[operator]} does.",
+                f"{operator} at {where or '(root)'}: tract {release} does not have it; {SINCE[operator]} does.",
                 f"Export for tract {SINCE[operator]} or later, or "
                 + _OTHER_SPELLINGS.get(operator, "write that part of the model with other operators."),
             )
@@ -187,8 +187,9 @@ def refuse_other_registries(graph: NnefGraph, registries: Collection[str]) -> No
                 {f"{call} at {where or '(root)'}" for call, where in _calls(graph) if call.startswith(registry)}
             )
             raise DialectError(
-                f"{users[0] if users else 'the document'} needs the registry {registry}, which the runtime does not have.",
-                "Name the registry in feature_flags if the runtime is built with it.",
+                f"{users[0] if users else 'the document'} needs the registry {registry}, which feature_flags "
+                "does not include.",
+                "Add the registry to feature_flags if the runtime includes it.",
             )
 
 
@@ -209,7 +210,7 @@ def _refuse_ignored_attributes(operation: NnefOperation, release: SemanticVersio
         if operation.operator == window.operator and value != window.harmless and young:
             raise DialectError(
                 f"{window.operator} at {operation.block.path or '(root)'}: tract {release} ignores "
-                f"{window.attribute}={value!r}, which {window.since} reads.",
+                f"{window.attribute}={value!r}, which tract {window.since} supports.",
                 f"Export for tract {window.since} or later.",
             )
 

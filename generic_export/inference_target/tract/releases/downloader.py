@@ -70,5 +70,5 @@ class TractBinaryDownloader:
         except (InstallError, OSError) as error:
             raise EngineMissingError(
                 f"the tract command {version} is not installed: {error}.",
-                f"Where there is a network, run: {INSTALL_COMMAND} --version {version}. Or give the path of the command.",
+                f"If there is a network, run: {INSTALL_COMMAND} --version {version}. Or pass the path of the command.",
             ) from error

@@ -177,7 +177,7 @@ def download_release(
         _verify(archive, _published_digest(f"{api_url}/{tag}", asset))
         binary = _extract(archive, Path(folder) / "tract")
         if probe_version(binary) != version:
-            raise InstallError(f"{asset}: its binary does not run here, or is not tract {version}")
+            raise InstallError(f"{asset}: the binary does not run here, or is not tract {version}")
         binary.replace(target)
     return target
 
@@ -242,7 +242,7 @@ def _extract(archive: Path, target: Path) -> Path:
             member = next((m for m in tar if m.isfile() and Path(m.name).name == "tract"), None)
             source = tar.extractfile(member) if member else None
             if source is None:
-                raise InstallError(f"{archive.name}: holds no file called tract")
+                raise InstallError(f"{archive.name}: contains no file named tract")
             with source, target.open("wb") as out:
                 shutil.copyfileobj(source, out)
     except (tarfile.TarError, EOFError, OSError) as error:
@@ -315,19 +315,23 @@ def install(
             return attempt(version, cache_dir)
         except InstallError as error:
             reasons.append(f"{name}: {error}")
-    raise InstallError("; ".join(reasons) or f"tract {version} is not installed, and downloading and building are off")
+    raise InstallError(
+        "; ".join(reasons) or f"tract {version} is not installed, and downloading and building are disabled"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of scripts/install_tract_cli: print the path as last line, or one line saying why not."""
     parser = argparse.ArgumentParser(
         prog="install_tract_cli",
-        description="Install the tract command: reuse it, else download the release binary, else build it with cargo.",
-        epilog="The last line printed is the path of the command. Running it twice is instant.",
+        description="Install the tract command: reuse it, download the release binary, or build it with cargo.",
+        epilog="The last line printed is the path of the command. A second run is instant.",
     )
     parser.add_argument("--version", default=TRACT_CLI_VERSION, help="tract release (default: %(default)s)")
-    parser.add_argument("--cache-dir", type=Path, help=f"where versions live (default: {default_cache_dir()})")
-    parser.add_argument("--no-download", action="store_true", help="do not fetch the release binary")
+    parser.add_argument(
+        "--cache-dir", type=Path, help=f"folder of the installed versions (default: {default_cache_dir()})"
+    )
+    parser.add_argument("--no-download", action="store_true", help="do not download the release binary")
     parser.add_argument("--no-build", action="store_true", help="do not build with cargo")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

@@ -67,7 +67,7 @@ def wheel_packages(version: str | SemanticVersion, *, fetch: bool = True) -> Pat
     if _is_whole(folder):
         return folder
     if not fetch:
-        raise _missing(release, "nobody asked for it")
+        raise _missing(release, "it was not requested")
     try:
         with _locked(folder):
             return folder if _is_whole(folder) else _fetched(release, folder)
@@ -80,9 +80,9 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _missing(release: SemanticVersion, reason: str, hint: str = "") -> EngineMissingError:
-    later = f"Where there is a network, run: {_COMMAND} {release}. Or export with check_io=False."
+    later = f"If there is a network, run: {_COMMAND} {release}. Or export with check_io=False."
     return EngineMissingError(
-        f"the wheel of tract {release} is not on this machine, and was not fetched: {reason}.", hint or later
+        f"the wheel of tract {release} is not installed and was not downloaded: {reason}.", hint or later
     )
 
 
@@ -94,7 +94,7 @@ def _locked(folder: Path) -> FileLock:
 
 def _fetched(release: SemanticVersion, folder: Path) -> Path:
     """Fetch under the lock: everything in a folder of its own, renamed once it is whole."""
-    log.info("fetching the wheel of tract %s into %s", release, folder)
+    log.info("downloading the wheel of tract %s into %s", release, folder)
     prefix = f".{folder.name}.fetch-"
     for left in folder.parent.glob(f"{prefix}*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
@@ -128,7 +128,7 @@ def _run(command: Sequence[str], release: SemanticVersion) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PIP_TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise _missing(release, f"pip did not end within {_PIP_TIMEOUT_SECONDS:g} s") from None
+        raise _missing(release, f"pip did not finish within {_PIP_TIMEOUT_SECONDS:g} s") from None
     if run.returncode:
         raise _refused(release, run.stderr)
 
@@ -137,11 +137,11 @@ def _refused(release: SemanticVersion, said: str) -> EngineMissingError:
     """Return what pip's refusal means: nothing could be reached, there is no such wheel, or something else."""
     lines = [line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.strip()]
     if any("connection" in line.lower() or "from versions: none" in line for line in lines):
-        return _missing(release, "pip reaches no package index")
+        return _missing(release, "pip cannot reach a package index")
     if any("Could not find a version" in line for line in lines):
         python = f"{sys.implementation.cache_tag} on {sysconfig.get_platform()}"
-        hint = "Choose another release, or give its command as specific_tract_binary_path."
-        return _missing(release, f"there is none for {python}", hint)
+        hint = "Choose another release, or pass its command as specific_tract_binary_path."
+        return _missing(release, f"no wheel exists for {python}", hint)
     reason = lines[-1] if lines else "nothing"
     return _missing(release, f"pip says {reason[:_REASON_CHARACTERS].rstrip('.')}")
 
@@ -150,8 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `python -m generic_export.inference_target.tract.releases wheels`: one line per release."""
     parser = argparse.ArgumentParser(
         prog=_COMMAND,
-        description="Fetch the wheels of tract releases ahead of their use, each into a folder of its own.",
-        epilog=f"They lie in {wheels_dir()}. Running it twice is instant.",
+        description="Download the wheels of tract releases in advance, each into its own folder.",
+        epilog=f"They are stored in {wheels_dir()}. A second run is instant.",
     )
     parser.add_argument("versions", nargs="*", default=list(RELEASES), help="releases (default: %(default)s)")
     try:

@@ -199,7 +199,7 @@ def _failing_bundle(model: nn.Module, x: torch.Tensor, folder: Path, **options: 
 def test_the_script_in_the_bundle_shows_it_again(model: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
     content, _ = opened(_failing_bundle(model, x, tmp_path, second_opinion=False), tmp_path / "open")
     run = subprocess.run([sys.executable, "reproduce.py"], cwd=content, capture_output=True, text=True)
-    assert run.returncode == 1 and "beyond the tolerance" in run.stdout, run.stderr
+    assert run.returncode == 1 and "exceed the tolerance" in run.stdout, run.stderr
     with np.load(content / "tract_outputs.npz") as answers:
         np.savez(content / "outputs.npz", **answers)
     again = subprocess.run([sys.executable, "reproduce.py"], cwd=content, capture_output=True, text=True)
@@ -250,7 +250,7 @@ def test_a_fault_that_is_in_the_weights_left_out_is_said(model: nn.Module, x: to
     with pytest.raises(MismatchError):
         assert_io_and_debug_bundle(model, x, archive, tmp_path / "b.tgz", weight_seed=1, second_opinion=False)
     report = opened(tmp_path / "b.tgz", tmp_path / "open")[1]
-    assert report["first_divergence"] is None and "the fault is in the weights left out" in report["note"]
+    assert report["first_divergence"] is None and "the fault depends on the original weights" in report["note"]
 
 
 # --- what it must not say -------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_an_engine_that_dies_gets_a_bundle_too(tmp_path: Path) -> None:
             Look(), ids, tmp_path / "m", OutOfRange(), input_names=["ids"], debug_bundle_path=tmp_path / "b.tgz"
         )
     content, report = opened(tmp_path / "b.tgz", tmp_path / "open")
-    assert "The engine gives no outputs" in report["note"] and report["first_divergence"] is None
+    assert "The engine returned no outputs" in report["note"] and report["first_divergence"] is None
     assert not (content / "tract_outputs.npz").exists()
     failure = report["first_failure"]
     assert (failure["tensor"], failure["module_path"]) == ("table", "table")

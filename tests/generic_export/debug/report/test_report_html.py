@@ -219,7 +219,7 @@ def test_a_page_of_what_came_back_from_json_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"interrupted": True}, "interrupted: not everything was tried"),
+        ({"interrupted": True}, "interrupted: some modules were not tried"),
         ({"verdicts": (), "pieces": (), "isolated": ()}, "nothing was tried"),
     ],
 )

@@ -164,7 +164,7 @@ def test_the_figures_of_llm_bench_are_found() -> None:
 
 @pytest.mark.parametrize("cut", range(0, len(METRICS) - 1, 17))
 def test_figures_cut_short_are_a_run_error(cut: int) -> None:
-    with pytest.raises(EngineRunError, match="not readable"):
+    with pytest.raises(EngineRunError, match="cannot be parsed"):
         read_llm_bench(METRICS[:cut], READINGS)
 
 

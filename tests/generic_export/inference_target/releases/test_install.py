@@ -224,7 +224,7 @@ def test_script_prints_the_installed_path(tmp_path: Path) -> None:
 def test_script_fails_in_one_line(tmp_path: Path) -> None:
     run = run_script("--cache-dir", str(tmp_path), "--version", "0.0.1", "--no-download", "--no-build")
     assert run.returncode == 1 and not run.stdout
-    assert run.stderr == "install_tract_cli: tract 0.0.1 is not installed, and downloading and building are off\n"
+    assert run.stderr == "install_tract_cli: tract 0.0.1 is not installed, and downloading and building are disabled\n"
     run = run_script("--version", "latest")
     assert run.returncode == 1 and run.stderr.count("\n") == 1 and "not a version number" in run.stderr
 

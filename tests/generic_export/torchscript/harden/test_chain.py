@@ -60,7 +60,7 @@ def test_a_script_is_frozen_and_hardened_in_place() -> None:
     before, found = node_count(script.inlined_graph), {}
     x = torch.randn(3, 4)
     script(x)  # compiled before: what was cached then must not answer later
-    with pytest.warns(UserWarning, match="decided by the example inputs"):
+    with pytest.warns(UserWarning, match="fixed to the outcome"):
         result = harden_jit_for_export(script, x, diagnostics=found)
     assert result is script
     assert found["froze"] is True and list(found) == ["froze", *STAGE_TWO]
@@ -152,7 +152,7 @@ def test_what_is_no_script_is_refused() -> None:
 def test_arguments_that_the_forward_does_not_take_are_refused_and_nothing_changes() -> None:
     script = torch.jit.script(Model().eval())
     graph = str(script.graph)
-    with pytest.raises(OptionError, match=r"Model\.forward\(x, scale=2\.0\) does not take the example arguments"):
+    with pytest.raises(OptionError, match=r"Model\.forward\(x, scale=2\.0\) does not accept the example arguments"):
         harden_jit_for_export(script, ())
     assert str(script.graph) == graph
 

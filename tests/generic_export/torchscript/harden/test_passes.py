@@ -288,7 +288,7 @@ def test_an_if_on_data_is_the_branch_that_the_example_takes(sign: float) -> None
 def test_the_user_is_told_which_line_the_example_decided() -> None:
     script = scripted(OnData())
     with pytest.warns(
-        UserWarning, match=r"OnData: an `if` on data is decided .* at test_passes\.py:\d+ \(true\), .*\(false\)"
+        UserWarning, match=r"OnData: an `if` on data is fixed .* at test_passes\.py:\d+ \(true\), .*\(false\)"
     ):
         harden.fold_data_dependent_ifs(script, torch.ones(3))
 
@@ -328,5 +328,5 @@ class OnSize(nn.Module):
 def test_conditions_on_sizes_can_be_kept() -> None:
     script = scripted(OnSize())
     assert harden.fold_data_dependent_ifs(script, torch.ones(3), keep_sizes=True) == 0
-    with pytest.warns(UserWarning, match="decided by the example inputs"):
+    with pytest.warns(UserWarning, match="fixed to the outcome"):
         assert harden.fold_data_dependent_ifs(script, torch.ones(3)) == 1

@@ -68,7 +68,7 @@ def test_contents_have_the_form_that_the_template_reads(process: TemplateProcess
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("<|user|>", "refuses the conversation: it leaves out the user's message"),
+        ("<|user|>", "refuses the conversation: it drops the user's message"),
         ("\n{% for %}", "fails in line 2: TemplateSyntaxError"),
         ("{% set x = 1 %}\n\n{{ a.b.c }}", "fails in line 3: UndefinedError: 'a' is undefined"),
         ("\n{{ ''.__class__.__mro__ }}", "fails in line 2: SecurityError"),
@@ -96,5 +96,5 @@ def test_variables(process: TemplateProcess) -> None:
     turns = [{"role": "user", "content": "Hi"}]
     assert process.render(template, turns, variables={}) == "low Hi"
     assert process.render(template, turns, variables={"effort": "high"}, named=["effort"]) == "high Hi"
-    with pytest.raises(OptionError, match="reads no variable 'efort'; it reads effort"):
+    with pytest.raises(OptionError, match="has no variable 'efort'; its variables: effort"):
         process.render(template, turns, variables={"efort": "high"}, named=["efort"])

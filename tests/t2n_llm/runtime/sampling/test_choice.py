@@ -58,7 +58,7 @@ def test_the_rest_of_a_choice() -> None:
         ({"min_p": 1.5}, "min_p is 1.5"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
         ({"greedy": True, "top_p": 0.5}, "greedy"),
-        ({"stop": ("",)}, "stop text is empty"),
+        ({"stop": ("",)}, "--stop is empty"),
     ],
 )
 def test_refusals(wishes: dict[str, Any], words: str) -> None:

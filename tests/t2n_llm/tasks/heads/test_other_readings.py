@@ -198,7 +198,7 @@ def test_an_image_read_at_several_scales_is_larger_than_a_patch() -> None:
 
 def test_text_has_no_image_size(tmp_path: Path) -> None:
     model = shallow_model("bert", names.FILL_MASK)
-    with pytest.raises(OptionError, match="reads no images"):
+    with pytest.raises(OptionError, match="takes no images"):
         exported(model, names.FILL_MASK, tmp_path, image_size=64)
 
 

@@ -43,7 +43,7 @@ def test_a_size_is_height_and_width(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(None, "cannot be read"), (b"text", "not a picture"), (b"\x89PNG\r\n\x1a\n", "a picture|read")],
+    [(None, "cannot be read"), (b"text", "not an image"), (b"\x89PNG\r\n\x1a\n", "an image|read")],
 )
 def test_what_cannot_be_read_is_said(content: bytes | None, says: str, tmp_path: Path) -> None:
     file = tmp_path / "a.png"

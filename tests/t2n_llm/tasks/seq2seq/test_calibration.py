@@ -332,16 +332,16 @@ def test_lists_of_texts_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "data", "told"),
     [
-        (TEXT_TO_TEXT, "auto", "a language model writes"),
+        (TEXT_TO_TEXT, "auto", "a language model write"),
         (TEXT_TO_TEXT, "{}", "it is a folder"),
-        (TEXT_TO_TEXT, "{}/absent.txt", "there is no such file"),
-        (TEXT_TO_TEXT, "{}/empty.txt", "there are no texts in it"),
+        (TEXT_TO_TEXT, "{}/absent.txt", "no such file"),
+        (TEXT_TO_TEXT, "{}/empty.txt", "it contains no texts"),
         (TEXT_TO_TEXT, "{}/binary", "not UTF-8"),
-        (SPEECH_RECOGNITION, "builtin", "is calibrated on recordings, and none come with"),
-        (SPEECH_RECOGNITION, "{}", "there are no recordings in it"),
-        (SPEECH_RECOGNITION, "{}/list.txt", "there is no file 'absent.wav'"),
+        (SPEECH_RECOGNITION, "builtin", "is calibrated on recordings; t2n-llm includes none"),
+        (SPEECH_RECOGNITION, "{}", "it contains no recordings"),
+        (SPEECH_RECOGNITION, "{}/list.txt", "no such file as 'absent.wav'"),
         (IMAGE_TO_TEXT, "builtin", "is calibrated on pictures"),
-        (IMAGE_TO_TEXT, "{}", "there are no pictures in it"),
+        (IMAGE_TO_TEXT, "{}", "it contains no pictures"),
     ],
 )
 def test_wrong_data_is_named(task: str, data: str, told: str, tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_source_that_is_no_recording_is_named(tmp_path: Path) -> None:
     (tmp_path / "it.wav").write_bytes(b"not sound")
     source = open_source(str(tmp_path / "model"), require_tokenizer=False)
     calibration = task_of(SPEECH_RECOGNITION).calibration(source, str(tmp_path / "it.wav"))
-    with pytest.raises(OptionError, match="does not say what sound its model hears"):
+    with pytest.raises(OptionError, match="does not record the sampling rate"):
         calibration.statistics()
     WhisperFeatureExtractor(_MELS, _RATE, hop_length=_HOP, chunk_length=1, n_fft=64).save_pretrained(tmp_path / "model")
     with pytest.raises(OptionError, match="not a WAV file"):

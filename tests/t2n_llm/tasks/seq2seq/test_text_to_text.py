@@ -152,7 +152,7 @@ def _checked_export(architecture: str, changes: dict[str, int], folder: Path) ->
 
 def test_a_source_beyond_the_table_of_positions_is_refused(tmp_path: Path) -> None:
     """FSMT enlarges its table there, which an archive cannot do: tract is told where the table ends."""
-    with pytest.warns(UserWarning, match=r"modeling_fsmt\.py:\d+: the archive is right where .*T <= 256"):
+    with pytest.warns(UserWarning, match=r"modeling_fsmt\.py:\d+: the archive is correct where .*T <= 256"):
         result = _checked_export("fsmt", {}, tmp_path)
     parts = result.manifest["archives"]
     assert {role: part["graph"]["size_constraints"] for role, part in parts.items()} == {

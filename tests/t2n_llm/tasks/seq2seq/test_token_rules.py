@@ -68,7 +68,7 @@ def test_a_speech_model_is_told_what_it_knows() -> None:
     assert rules.told(settings_, "de", None, timestamps=False).start == (1, 4, 5, 7)
     assert rules.told(settings_, "en", "translate", timestamps=True).start == (1, 3, 6)
     assert rules.told(settings_, "en", None, timestamps=True).timestamps == Timestamps(8, 2, None, 7)
-    with pytest.raises(OptionError, match="no language 'fr'"):
+    with pytest.raises(OptionError, match="not support the language 'fr'"):
         rules.told(settings_, "fr", None, timestamps=False)
-    with pytest.raises(OptionError, match="does not say when"):
+    with pytest.raises(OptionError, match="does not return timestamps"):
         TokenRules.of({}, 0).told({}, None, None, timestamps=True)
