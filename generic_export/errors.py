@@ -153,10 +153,6 @@ class NumericRangeError(TranslationError):
     """A tensor has values that its element type does not hold."""
 
 
-class CacheRangeError(NumericRangeError):
-    """Keys or values are larger than the caches of an export hold."""
-
-
 # --- 3. write ---------------------------------------------------------------------------------
 
 

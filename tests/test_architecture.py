@@ -103,6 +103,7 @@ ORDER = {
         check
         graph
         compress
+        model_graph
         weights
         source
         chat/template

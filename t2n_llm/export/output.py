@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from t2n_llm.export.components import transformers_entries
 from t2n_llm.export.folder import (
     CARD_FILE,
     EDITED_CARD_FILE,
+    Manifest,
     clear_staging,
     file_digests,
     json_text,
@@ -41,13 +42,12 @@ from t2n_llm.export.folder import (
     staging_folder,
     write_manifest,
 )
-from t2n_llm.export.manifest import Manifest
 from t2n_llm.export.options import ExportOptions
+from t2n_llm.model_graph import MODEL_ROLE, ModelGraph
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.source.source_card import CARD_NAME
 from t2n_llm.source.source_files import COMPANIONS, recorded_files
-from t2n_llm.tasks.protocol import MODEL_ROLE
 
 # archive form -> (file name, compression level)
 ARCHIVES: Mapping[str, tuple[str, int | None]] = {
@@ -57,6 +57,7 @@ ARCHIVES: Mapping[str, tuple[str, int | None]] = {
 }
 
 _DAT = ".dat"
+_FLOAT_BYTES = {"f16": 2, "f32": 4}
 _TRACE = 1e-3  # share of a tensor that may become zero without a warning; of normal weights some 1e-6 do
 _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 
@@ -101,12 +102,6 @@ class ExportFolder:
     reporter: Reporter
     casts: CastReport = field(default_factory=CastReport)
 
-    def with_wide_caches(self) -> ExportFolder:
-        """Return the same folder for caches in f32, nothing streamed yet."""
-        graph = replace(self.options.graph, cache_dtype="f32")
-        casts = CastReport(refuses_nonfinite=self.casts.refuses_nonfinite)
-        return replace(self, options=replace(self.options, graph=graph), casts=casts)
-
     def archive_name(self, role: str = MODEL_ROLE) -> str:
         """Return the file or folder name of an archive: `model.nnef.tar`, `vision.nnef`."""
         return ARCHIVES[self.options.archive][0].replace(MODEL_ROLE, role, 1)
@@ -120,6 +115,19 @@ class ExportFolder:
     def continues_archives(self) -> bool:
         """Whether archives of a killed export are continued; a .tgz, one compressed stream, always starts again."""
         return self.options.resume and self.options.archive != "tgz"
+
+    def refuse_full_disk(self, graphs: Sequence[ModelGraph]) -> None:
+        """Refuse a disk that cannot hold plain weights, before PyTorch runs; `staging` knows the size of every other form.
+
+        Raises:
+            DiskFullError: it does not fit.
+        """
+        options = self.options
+        if options.resume or options.archive == "tgz" or options.compression.compresses:
+            return
+        variables = (variable for graph in graphs for variable in graph.document.variables)
+        values = sum(variable.values for variable in variables if variable.dtype in _FLOAT_BYTES)
+        check_free_space(self.target, values * _FLOAT_BYTES[options.graph.dtype])
 
     @contextmanager
     def staging(

@@ -11,14 +11,17 @@ from generic_export.errors import ArchiveError, OptionError, SourceError
 from generic_export.inference_target.tract.engines.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.read.contents import read_contents
 from t2n_llm.check.agreement import Tolerance, ValidationReport
+from t2n_llm.check.cache_range import by_kind, require_range
 from t2n_llm.check.devices import named_after
 from t2n_llm.check.engines import chosen_engine, require_engine
 from t2n_llm.check.loss import warn_of_loss
+from t2n_llm.compress.storage import AS_STORED
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.export.manifest_form import misfit, require_said
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.graph.interface import recorded_states
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.model_graph import MODEL_ROLE
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import ModelSource, open_source
@@ -26,7 +29,7 @@ from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.frontends.check import with_frontend
 from t2n_llm.tasks.frontends.frontend import FRONTEND, frontend_of
 from t2n_llm.tasks.names import TASKS, recorded_task
-from t2n_llm.tasks.protocol import MODEL_ROLE, CheckSubject
+from t2n_llm.tasks.protocol import CheckSubject
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.tying import as_loaded
@@ -69,26 +72,29 @@ def validate_folder(
     require_engine(checking)
     exported = graph_options_of(manifest)
     tolerance = Tolerance.for_export(exported.dtype, exported.kv_cache, mixed=exported.mixed)
-    report = task.check(
-        CheckSubject(
-            source=source,
-            network=task.network(source),
-            archives=archives,
-            options=exported,
-            symbols=manifest["graph"].get("symbols", ()),
-            states=recorded_states(manifest),
-            # What the archives hold, and nothing else, must be in the checkpoint.
-            needed=lambda: frozenset(
-                tensor.label for archive in archives.values() for tensor in read_contents(archive).tensors
-            ),
-            checking=checking,
-            tolerance=tolerance.limited(options.atol, options.rtol),
-            reporter=reporter,
-            with_text=manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer(),
-            adapter=adapter,
-            overrides=_overrides(manifest, archives),
-        )
+    subject = CheckSubject(
+        source=source,
+        network=task.network(source),
+        options=exported,
+        symbols=manifest["graph"].get("symbols", ()),
+        # What the archives hold, and nothing else, must be in the checkpoint.
+        needed=lambda: frozenset(
+            tensor.label for archive in archives.values() for tensor in read_contents(archive).tensors
+        ),
+        checking=checking,
+        tolerance=tolerance.limited(options.atol, options.rtol),
+        reporter=reporter,
+        with_text=manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer(),
+        adapter=adapter,
+        archives=archives,
+        states=recorded_states(manifest),
     )
+    overrides, original = _overrides(manifest, archives), None
+    if overrides is not None and task.compares_original:
+        original = task.reference(replace(subject, decodes=False))
+    expected = task.reference(replace(subject, overrides=overrides))
+    require_range(exported, expected.largest_states)
+    report = replace(task.check(subject, expected, original), largest_states=by_kind(expected.largest_states))
     report = named_after(report, options.device)
     warn_of_loss(report, manifest.get("compression"), reporter)
     if frontend is None:
@@ -125,7 +131,12 @@ def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
 def _overrides(manifest: Mapping[str, Any], archives: Mapping[str, Path]) -> ArchiveWeights | None:
     """Return the values of the archives that are not those of the checkpoint; None where all are."""
     parts = manifest.get("parts") or {MODEL_ROLE: manifest}
-    compressed = {role: (part.get("compression") or {}).get("tensors", ()) for role, part in parts.items()}
+    recorded = {role: part.get("compression") or {} for role, part in parts.items()}
+    compressed = {
+        role: compression.get("tensors", ())
+        for role, compression in recorded.items()
+        if compression.get("recipe", {}).get("name") != AS_STORED
+    }
     return ArchiveWeights.joined(
         [ArchiveWeights.of_records(archives[role], records) for role, records in compressed.items() if records]
     )

@@ -12,10 +12,9 @@ from t2n_llm.option import Panel, option, refuse_invalid
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from generic_export.inference_target import TractNNEF
-    from generic_export.torch_graph.request import DynamicAxes
+    from t2n_llm.model_graph import ModelGraph
 
 DTYPES = ("f16", "f32")
 
@@ -224,37 +223,22 @@ class GraphOptions:
 
         return forms_for(self.device, SemanticVersion.parse(LATEST_VERSION)).rounded_cache
 
-    def target(
-        self,
-        dynamic_axes: DynamicAxes,
-        network: nn.Module,
-        revision: str | None,
-        *,
-        cached: bool = True,
-        **further: str,
-    ) -> TractNNEF:
-        """Return the target that these options describe.
-
-        Args:
-            dynamic_axes: of the graph's inputs.
-            network: the transformers model, whose class the archive names.
-            revision: commit of the source; None where there is none.
-            cached: the graph reads keys and values of earlier calls.
-            further: properties of the archive.
-        """
+    def target(self, graph: ModelGraph) -> TractNNEF:
+        """Return the target of a graph: numerics, symbols, and the properties that the archive records."""
         import transformers
 
         from generic_export.inference_target import TractNNEF
 
+        cached = bool(graph.states)
         properties: dict[str, str | float] = {
             "transformers_version": transformers.__version__,
-            "architecture": type(network).__name__,
-            **further,
+            "architecture": type(graph.network).__name__,
+            **graph.properties,
         }
         return TractNNEF(
-            dynamic_axes=dynamic_axes,
+            dynamic_axes=graph.dynamic_axes,
             check_io=False,
-            specific_properties=properties | ({"source_revision": revision} if revision else {}),
+            specific_properties=properties | ({"source_revision": graph.revision} if graph.revision else {}),
             attention_as_products=self._attends_by_products(cached=cached),
             device=self.device,
             attention_in_f16=cached and self.keeps_half_cache and self.attention != "products",

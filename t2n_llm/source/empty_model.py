@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,26 +37,6 @@ class ModelKind:
     auto_class: str
     description: str
     advice: str
-
-
-class Weightless(Protocol):
-    """A model ready for capture, and what a checkpoint does not hold of it."""
-
-    @property
-    def network(self) -> nn.Module:
-        """The transformers model: its parameters bear the names of the graph's variables."""
-
-    @property
-    def buffers(self) -> Mapping[str, torch.Tensor]:
-        """The values of buffers that the model computes itself, by qualified name."""
-
-    @property
-    def tied(self) -> Mapping[str, str]:
-        """For each parameter that is another one's alias, the name of that other one."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Element type of weights and activations."""
 
 
 CAUSAL_LM = ModelKind("AutoModelForCausalLM", "causal language model", "Give a text generation model")
