@@ -60,8 +60,9 @@ def with_measured_caches(
     options = with_cache_dtype(job.options.graph, reference.largest_states, job.reporter)
     if options == job.options.graph:
         return job, list(graphs)
-    # The form of attention on a GPU depends on the dtype of what it reads.
-    return job.with_graph_options(options), [translate_model(graph, options) for graph in graphs]
+    if job.options.graph.cache_decides_attention:
+        graphs = [translate_model(graph, options) if graph.captured is not None else graph for graph in graphs]
+    return job.with_graph_options(options), list(graphs)
 
 
 def _subject(job: ExportJob, graphs: Sequence[ModelGraph]) -> CheckSubject:

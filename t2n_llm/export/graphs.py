@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from generic_export.errors import MissingTensorError
 from generic_export.weights.half import CastReport
-from generic_export.write.document import ArchivePlan
+from generic_export.write.document import ArchivePlan, match_sources
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import prepare
 from t2n_llm.compress.storage import stored_graphs
@@ -20,8 +21,8 @@ from t2n_llm.compress.stored_graph import StoredGraph
 from t2n_llm.export.folder import calibration_folder
 from t2n_llm.export.job import ExportJob, job_for
 from t2n_llm.export.options import ExportOptions
-from t2n_llm.graph.capture import translate_model
-from t2n_llm.graph.capture_steps import captures_told
+from t2n_llm.graph.capture import captures_told, translate_model
+from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest, fit_ranges
 from t2n_llm.graph.storage import choose_storage
 from t2n_llm.model_graph import ModelGraph, weighted
@@ -42,7 +43,7 @@ def translated_graphs(job: ExportJob, *, dry: bool = False) -> list[ModelGraph]:
     Raises:
         UnknownArchitectureError, CaptureError, TranslationError: the model cannot be expressed.
         NumericRangeError: f16 does not hold its activations.
-        MissingTensorError: the checkpoint lacks a parameter.
+        MissingTensorError, WeightError: the checkpoint lacks a parameter, or has it in another shape.
         NotEnoughMemoryError: the check does not fit in memory.
     """
     options = job.options
@@ -52,10 +53,14 @@ def translated_graphs(job: ExportJob, *, dry: bool = False) -> list[ModelGraph]:
         graphs = [_with_parameters(job, graph) for graph in job.task.graphs(job.source, options.graph)]
     if not dry and options.graph.computes_in == "f16":
         graphs = _with_ranges(job, graphs)
-    graphs = [translate_model(graph, options.graph) for graph in graphs]
+    graphs = [_translated(graph, options.graph) for graph in graphs]
     if options.check:
         job.task.refuse_check(weighted(graphs), job.source, options.compression, options.checking)
-    return [_with_sources(job, graph, CastReport()) for graph in graphs]
+    # What a checkpoint lacks, or has in another shape, is refused before PyTorch loads it.
+    checked = [_with_sources(job, graph, CastReport()) for graph in graphs]
+    for graph in checked:
+        match_sources(graph.document, graph.sources)
+    return checked
 
 
 def _with_parameters(job: ExportJob, graph: ModelGraph) -> ModelGraph:
@@ -101,6 +106,12 @@ def finished_graphs(job: ExportJob, graphs: Sequence[ModelGraph]) -> list[ModelG
         part for graph in finished for part in (task.archives(graph, options) if graph.from_checkpoint else (graph,))
     ]
     return [_with_sources(job, part, job.folder.casts) for part in parts]
+
+
+def _translated(graph: ModelGraph, options: GraphOptions) -> ModelGraph:
+    """Translate a graph; what was captured stays in memory only where it may be translated for other caches."""
+    translated = translate_model(graph, options)
+    return translated if options.cache_decides_attention else replace(translated, captured=None)
 
 
 @contextmanager

@@ -5,8 +5,16 @@ In: a `ModelGraph` with a module. Out: the same with `captured`, then with `nnef
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from generic_export.assertions import enforced, warn_of_conditions
 from generic_export.capture import capture
@@ -17,8 +25,8 @@ from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.translate.translate import TranslationOptions
 from kvcache import fuse_rotary_embedding
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.set_order import sorted_sets
 from t2n_llm.model_graph import ModelGraph
+from t2n_llm.reporter import Reporter
 from t2n_llm.source.empty_model import ModelKind, instantiate, widen
 
 # How every export of this package captures: whoever explains one (coverage, a diagnosis) captures with the same.
@@ -95,4 +103,112 @@ def _limits(captured: TorchModuleIRGraph) -> list[SizeCondition]:
     return [condition for condition in captured.conditions if condition.source]
 
 
-__all__ = ["FUSIONS", "TORCHSCRIPT", "WRAPPER_ATTRIBUTE", "capture_model", "translate_model", "weightless_network"]
+# --- progress of a capture ---------------------------------------------------------------------------
+
+
+CAPTURING, TRANSLATING = "Capturing the graph", "Translating the graph"
+
+
+@contextmanager
+def captures_told(reporter: Reporter) -> Iterator[None]:
+    """Report the stages of every capture in the block, and one step per layer."""
+    reporter.stage(CAPTURING)
+    told = _Layers(reporter)
+    with ExitStack() as stack:
+        stack.callback(register_module_forward_pre_hook(told.begins).remove)
+        stack.callback(register_module_forward_hook(told.ended).remove)
+        yield
+
+
+class _Layers:
+    """Counts the layers of the network that is captured."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._network: nn.Module | None = None
+        self._parts: frozenset[int] = frozenset()
+        self._left: set[int] = set()
+        self._count = 0
+        self._translates = False
+
+    def begins(self, module: nn.Module, args: Any) -> None:
+        """A module is called."""
+        if not torch.compiler.is_exporting():
+            return
+        if id(module) not in self._parts or module is self._network:
+            self._begin(module)
+        if id(module) in self._left:
+            self._left.remove(id(module))
+            self._reporter.steps(self._count - len(self._left), self._count)
+
+    def _begin(self, network: nn.Module) -> None:
+        lists = [each for each in network.modules() if isinstance(each, nn.ModuleList)]
+        layers = max(lists, key=len, default=nn.ModuleList())
+        self._network, self._parts = network, frozenset(map(id, network.modules()))
+        self._left, self._count = set(map(id, layers)), len(layers)
+        if self._translates:  # the next archive, or this one at other sizes
+            self._reporter.stage(CAPTURING)
+        self._translates = False
+
+    def ended(self, module: nn.Module, args: Any, result: Any) -> None:
+        """A module has returned."""
+        if module is self._network and torch.compiler.is_exporting():
+            self._translates = True
+            self._reporter.stage(TRANSLATING)
+
+
+# --- sets in sorted order ----------------------------------------------------------------------------
+
+
+class _SetType(type):
+    """Makes `isinstance(value, set)` true for every set where `SortedSet` stands for the built-in."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, set)
+
+
+class SortedSet(set, metaclass=_SetType):
+    """A set that yields names in sorted order, and elements that have no order as they come."""
+
+    def __iter__(self) -> Iterator:
+        elements = super().__iter__()
+        try:
+            return iter(sorted(elements))
+        except TypeError:
+            return super().__iter__()
+
+
+@contextmanager
+def sorted_sets(network: nn.Module) -> Iterator[None]:
+    """Let the code of a network iterate over sets in sorted order.
+
+    Replaces `set` in the Python modules that define the network's classes (PyTorch's own excepted), and sets that are attributes of
+    its modules.
+
+    Args:
+        network: not changed when the block ends.
+    """
+    parts = list(network.modules())
+    with ExitStack() as stack:
+        for name in {type(part).__module__ for part in parts if not type(part).__module__.startswith("torch.")}:
+            stack.enter_context(mock.patch.object(sys.modules[name], "set", SortedSet, create=True))
+        for part in parts:
+            for name, value in list(vars(part).items()):
+                if type(value) is set and not name.startswith("_"):
+                    stack.enter_context(mock.patch.dict(vars(part), {name: SortedSet(value)}))
+        yield
+
+
+__all__ = [
+    "CAPTURING",
+    "FUSIONS",
+    "TORCHSCRIPT",
+    "TRANSLATING",
+    "WRAPPER_ATTRIBUTE",
+    "SortedSet",
+    "capture_model",
+    "captures_told",
+    "sorted_sets",
+    "translate_model",
+    "weightless_network",
+]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from generic_export.devices import devices_of
+from generic_export.devices import CPU, devices_of
 from generic_export.errors import OptionError
 from t2n_llm.option import Panel, option, refuse_invalid
 
@@ -198,6 +198,11 @@ class GraphOptions:
     def may_widen_cache(self) -> bool:
         """Whether keys and values are f16 for no other reason than that nobody has looked at them yet."""
         return self.half_cache and self.kv_cache is None and self.cache_dtype == "auto"
+
+    @property
+    def cache_decides_attention(self) -> bool:
+        """Whether attention has another form for caches in f32: the operator padded for a GPU reads f16."""
+        return self.may_widen_cache and self.attention != "products" and any(device != CPU for device in self.device)
 
     @property
     def absorbs_latents(self) -> bool:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from generic_export.errors import OptionError
+from generic_export.errors import MissingExtraError, OptionError
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.history import write_results
-from t2n_llm.zoo.local import HostOptions, run_local
+from t2n_llm.zoo.local import Host, HostOptions, run_local
 from t2n_llm.zoo.suites.case import HALF
 from t2n_llm.zoo.suites.registry import cases_of
 from t2n_llm.zoo.tasks import architectures
-from t2n_llm.zoo.verdict import COLUMNS, DTYPES, FULL_SIZE, Cell, CellVerdict
+from t2n_llm.zoo.verdict import COLUMNS, CRASHED, DTYPES, FULL_SIZE, Cell, CellVerdict
 
 ENGINES = ("local", "ray")
 
@@ -203,8 +205,6 @@ def local_hosts(fresh: bool) -> HostOptions:
 def run_cells(cells: Sequence[Cell], options: RunOptions) -> Iterator[CellVerdict]:
     """Yield the verdicts of cells as they come."""
     if options.engine == "ray":
-        from t2n_llm.zoo.ray_engine import run_on_ray
-
         return run_on_ray(cells, options.jobs, options.hosts, options.ray_address)
     return run_local(cells, options.jobs, options.hosts)
 
@@ -236,3 +236,83 @@ def run_zoo(
                 file.write(verdict.to_json() + "\n")
         on_verdict(verdict)
     return [found[cell.key] for cell in cells]
+
+
+# --- Ray ---------------------------------------------------------------------------------------------
+
+
+_TRIES = 2
+"""A node that is lost takes its cell along; the cell is tried once more. A verdict is never tried again."""
+
+
+def run_on_ray(
+    cells: Sequence[Cell], jobs: int, options: HostOptions, address: str | None = None
+) -> Iterator[CellVerdict]:
+    """Yield verdicts as they come.
+
+    Args:
+        cells: what to try, in the order in which they are begun.
+        jobs: actors at the same time, one CPU each.
+        options: how the hosts are started.
+        address: of the cluster; None takes the one that is there (RAY_ADDRESS), else starts one on this machine.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+    """
+    ray = _ray()
+    started = not ray.is_initialized()
+    if started:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            include_dashboard=False,
+            configure_logging=False,
+            runtime_env={"env_vars": {"PYTHONPATH": paths}},
+        )
+    try:
+        yield from _spread(ray, cells, jobs, options)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("Ray is not installed.", "pip install 't2n-llm[ray]', or use --engine local.") from None
+    return ray
+
+
+def _spread(ray: Any, cells: Sequence[Cell], jobs: int, options: HostOptions) -> Iterator[CellVerdict]:
+    remote = ray.remote(num_cpus=1, max_restarts=0)(Host)
+    waiting = [(cell, 1) for cell in cells]
+    idle = [remote.remote(options) for _ in range(max(1, min(jobs, len(cells))))]
+    running: dict[Any, tuple[Any, Cell, int]] = {}
+    try:
+        while waiting or running:
+            while waiting and idle:
+                (cell, tries), actor = waiting.pop(0), idle.pop()
+                running[actor.run.remote(cell)] = (actor, cell, tries)
+            (answer,), _ = ray.wait(list(running), num_returns=1)
+            actor, cell, tries = running.pop(answer)
+            try:
+                yield ray.get(answer)
+                idle.append(actor)
+            except ray.exceptions.RayError as error:  # the node or the actor is lost
+                idle.append(remote.remote(options))
+                if tries < _TRIES:
+                    waiting.insert(0, (cell, tries + 1))
+                else:
+                    message = " ".join(str(error).split())[:300]
+                    yield cell.ended(CRASHED, "node", error=type(error).__name__, message=message)
+    finally:
+        _close(ray, [*idle, *(actor for actor, _, _ in running.values())])
+
+
+def _close(ray: Any, actors: Sequence[Any]) -> None:
+    """End the hosts of actors that are idle, then the actors; one that is busy ends with its actor."""
+    ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=5.0)
+    for actor in actors:
+        ray.kill(actor)

@@ -13,8 +13,8 @@ from generic_export.files import write_whole
 from generic_export.interrupts import Interrupted
 from quant.imatrix import Imatrix, load_imatrix, save_imatrix
 from quant.protocol import InputStatistics
-from t2n_llm.cli.edge import advice_on
-from t2n_llm.export.leftovers import leftovers, telling_leftovers
+from t2n_llm.cli.app import advice_on
+from t2n_llm.export.job import leftovers, telling_leftovers
 from t2n_llm.export.pipeline import export_llm
 from tests.t2n_llm.export.test_resume import OPTIONS, Said, interrupted
 

@@ -6,7 +6,8 @@ whatever the model computes in; only its outputs have the model's element type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from t2n_llm.tasks.frontends.nemo import streaming_log_mel, utterance_log_mel
 from t2n_llm.tasks.frontends.numbered_patches import numbered_patches
 from t2n_llm.tasks.frontends.patches import flattens_patches, patch_rows
 from t2n_llm.tasks.frontends.pixels import plain_pixels
-from t2n_llm.tasks.frontends.processors import own_processors
 from t2n_llm.tasks.frontends.unit_variance import unit_variance_waveform
 from t2n_llm.tasks.frontends.whisper import whisper_log_mel
 
@@ -152,4 +152,29 @@ def described_with(front: FrontEnd | None, described: Mapping[str, Any]) -> dict
     return {**described, **ordered, FRONTEND: record}
 
 
-__all__ = ["FRONTEND", "described_with", "front_of", "frontend_graphs", "frontend_of"]
+# --- processors of a source --------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+_CONFIGS = ("preprocessor_config.json", "processor_config.json")
+_AUTO_CLASSES = ("AutoFeatureExtractor", "AutoImageProcessor")
+
+
+def own_processors(source: ModelSource) -> Iterator[Any]:
+    """Yield the feature extractor, then the image processor of a source, those that there are."""
+    import transformers
+
+    if source.gguf is not None or not any((source.folder / name).is_file() for name in _CONFIGS):
+        return
+    for auto_class in _AUTO_CLASSES:
+        try:
+            yield getattr(transformers, auto_class).from_pretrained(
+                source.folder, local_files_only=True, trust_remote_code=source.trust_remote_code
+            )
+        except (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
+            # The config is of the other kind, or its class needs a package that is not installed.
+            logger.debug("%s: %s: %s", source.name, auto_class, error)
+
+
+__all__ = ["FRONTEND", "described_with", "front_of", "frontend_graphs", "frontend_of", "own_processors"]

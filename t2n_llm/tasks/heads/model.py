@@ -6,8 +6,9 @@ In: a transformers config and a task. Out: a captured `ModelGraph` whose module 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,9 +19,10 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from generic_export.errors import CaptureError, GraphError, SpecializedAxisError, described
-from generic_export.torch_graph.capture.known_buffers import decided_by
+from generic_export.errors import CaptureError, GraphError, SpecializedAxisError, WeightError, described
+from generic_export.torch_graph.capture.known_buffers import MOST_VALUES, decided_by
 from generic_export.torch_graph.request import DynamicAxes
+from generic_export.weights.values import read_tensor
 from kvcache import explicit_attention, explicit_experts
 from kvcache.forms.minimax import over_any_length
 from kvcache.forms.xmod import one_language
@@ -30,8 +32,6 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import MODEL_ROLE, ModelGraph
 from t2n_llm.source.empty_model import take_buffers, tied_names
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.tasks.heads.chunks import longest_chunk, one_chunk
-from t2n_llm.tasks.heads.decisive import decisive_values
 from t2n_llm.tasks.heads.inputs import BATCH, LENGTH, STEPS, Reading, Values, reading_of
 from t2n_llm.tasks.heads.pooling import Pooling
 from t2n_llm.tasks.heads.shapes_alone import (
@@ -45,6 +45,7 @@ from t2n_llm.tasks.heads.shapes_alone import (
 )
 from t2n_llm.tasks.heads.table import Head
 from t2n_llm.tasks.names import SENTENCE_EMBEDDING
+from t2n_llm.weights.names import match_parameters
 
 _SHORTEST = {STEPS: 3, LENGTH: 32}  # a guard of PyTorch's about fewer is no obstacle
 
@@ -368,4 +369,105 @@ def _axes(
     )
 
 
-__all__ = ["Axes", "HeadModule", "answers_of", "build_head_graph", "head_module", "one_pass", "typical_inputs"]
+# --- buffers that a model's code reads ---------------------------------------------------------------
+
+
+def decisive_values(
+    network: nn.Module, buffers: Mapping[str, torch.Tensor], source: ModelSource | None
+) -> dict[str, torch.Tensor]:
+    """Return the values of a network's small buffers.
+
+    Args:
+        network: on the meta device.
+        buffers: the values that it computes itself.
+        source: has the saved ones; None, or a source without weights, leaves the network's own.
+    """
+    found = {name: value for name, value in buffers.items() if value.numel() <= MOST_VALUES}
+    saved = found.keys() & network.state_dict().keys()
+    return found | (_stored(network, source, saved) if saved and source is not None else {})
+
+
+def _stored(network: nn.Module, source: ModelSource, names: set[str]) -> dict[str, torch.Tensor]:
+    try:
+        checkpoint = source.checkpoint()
+    except WeightError:  # a config alone
+        return {}
+    tensors = match_parameters(network, checkpoint.tensors).tensors
+    own = network.state_dict()
+    return {name: read_tensor(tensors[name], own[name].dtype) for name in sorted(names & tensors.keys())}
+
+
+# --- encoders that cut sound into chunks -------------------------------------------------------------
+
+
+_CACHE, _STACKING = "Nemotron3DiarizationSpeakerCache", "Nemotron3DiarizationFeatureStacking"
+
+
+def longest_chunk(config: Any) -> int | None:
+    """Return how many frames of sound such a model takes in one chunk; None for models that do not walk."""
+    sound = getattr(config, "audio_config", None)
+    chunk, factor = getattr(config, "chunk_length", None), getattr(sound, "subsampling_factor", None)
+    if not isinstance(chunk, int) or not isinstance(factor, int) or not hasattr(config, "chunk_right_context"):
+        return None
+    return chunk * factor
+
+
+@contextmanager
+def one_chunk(network: nn.Module) -> Iterator[None]:
+    """Let the code of such a network see one chunk where its length is a symbol, whose cache nobody reads again.
+
+    The symbol is bounded by `longest_chunk`.
+    """
+    files = {sys.modules[type(part).__module__] for part in network.modules()}
+    file = next((each for each in files if hasattr(each, _CACHE)), None)
+    if file is None:
+        yield
+        return
+    cache, stacking = getattr(file, _CACHE), getattr(file, _STACKING)
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(file, "range", _steps, create=True))
+        stack.enter_context(mock.patch.object(file, "min", _end, create=True))
+        stack.enter_context(mock.patch.object(cache, "update", _updated_unless_last(cache.update)))
+        stack.enter_context(mock.patch.object(stacking, "forward", _stacked))
+        yield
+
+
+def _steps(*bounds: Any) -> Sequence[int]:
+    return bounds[:1] if any(isinstance(bound, torch.SymInt) for bound in bounds) else range(*bounds)
+
+
+def _end(chunk: Any, recording: Any) -> Any:
+    """Return where a chunk ends: with the recording, where that is one."""
+    return recording if isinstance(recording, torch.SymInt) else min(chunk, recording)
+
+
+def _updated_unless_last(update: Callable[..., None]) -> Callable[..., None]:
+    def updated(cache: Any, chunk_embeds: torch.Tensor, *args: Any, **keywords: Any) -> None:
+        # How many frames a chunk of any length leaves is a symbol: there is no second chunk to read them.
+        if not isinstance(chunk_embeds.shape[1], torch.SymInt):
+            update(cache, chunk_embeds, *args, **keywords)
+
+    return updated
+
+
+def _stacked(stacking: Any, input_features: torch.Tensor) -> torch.Tensor:
+    """Stack frames as the class does, their number written so that it is seen to be whole: 8*((T + 7)//8)."""
+    batch, frames, width = input_features.shape
+    factor = stacking.subsampling_factor
+    groups = (frames + factor - 1) // factor
+    padded = nn.functional.pad(input_features, (0, 0, 0, groups * factor - frames))
+    return stacking.projection(padded.reshape(batch, groups, factor * width))
+
+
+__all__ = [
+    "Axes",
+    "HeadModule",
+    "answers_of",
+    "build_head_graph",
+    "decisive_values",
+    "head_module",
+    "longest_chunk",
+    "one_chunk",
+    "one_pass",
+    "typical_inputs",
+]

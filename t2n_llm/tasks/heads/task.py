@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from generic_export.errors import MissingTensorError, OptionError
+from generic_export.nnef.graph import NnefVariable
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
-from t2n_llm.graph.interface import interface
+from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import instantiate
@@ -23,11 +24,10 @@ from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.frontend import frontend_graphs
 from t2n_llm.tasks.heads.cases import HeadCase, plan_cases
 from t2n_llm.tasks.heads.check import check_head, run_head_reference, write_head_bundles
-from t2n_llm.tasks.heads.described import described_model, described_tensors
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import BATCH, Reading, reading_of
 from t2n_llm.tasks.heads.kinds import kind_of
-from t2n_llm.tasks.heads.model import build_head_graph, head_module, typical_inputs
+from t2n_llm.tasks.heads.model import HeadModule, build_head_graph, head_module, typical_inputs
 from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
 from t2n_llm.tasks.heads.table import Head, Reads
 from t2n_llm.tasks.heads.towers import SCORES, cut_into_towers, open_towers
@@ -199,4 +199,45 @@ class HeadTask(Task):
         return Reading(found.inputs, found.lengths, reads_batches=BATCH in subject.symbols)
 
 
-__all__ = ["HeadTask"]
+# --- entries of export.json --------------------------------------------------------------------------
+
+
+def described_tensors(module: HeadModule, dtype: str) -> dict[str, Any]:
+    """Return shape and element type of each input and output; a size that follows from those of the inputs is null.
+
+    Args:
+        module: the model.
+        dtype: that the graph computes in.
+    """
+    reading = module.reading
+    inputs = {
+        each.name: {"shape": list(reading.axes(each)), "dtype": "i64" if each.is_integer else dtype}
+        for each in reading.inputs
+    }
+    return inputs | {name: {"shape": list(axes), "dtype": dtype} for name, axes in module.outputs.items()}
+
+
+def described_model(module: HeadModule, config: Any, variables: Iterable[NnefVariable]) -> dict[str, Any]:
+    """Return what a reader of an archive should know of its model.
+
+    Args:
+        module: the model.
+        config: of transformers.
+        variables: everything that is stored.
+    """
+    stored = list(variables)
+    text = config.get_text_config(decoder=True)
+    found: dict[str, Any] = {"parameters": sum(variable.values for variable in stored)}
+    if hasattr(text, "vocab_size"):
+        found = text_model(config, stored) | {"pad_token_id": getattr(text, "pad_token_id", None)}
+    if module.head.labelled:
+        labels = {str(number): label for number, label in (config.id2label or {}).items()}
+        found |= {"id2label": labels, "problem_type": getattr(config, "problem_type", None)}
+    elif isinstance(getattr(text, "hidden_size", None), int):
+        found["hidden_size"] = text.hidden_size
+    if module.pooling is not None:
+        found["pooling"] = module.pooling.recorded()
+    return found | {"inputs": {each.name: each.values.value for each in module.reading.inputs}}
+
+
+__all__ = ["HeadTask", "described_model", "described_tensors"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from t2n_llm.zoo.suites.detectors import tell_apart
+from t2n_llm.zoo.suites.torchvision import tell_apart
 
 
 class Pyramid(nn.Module):

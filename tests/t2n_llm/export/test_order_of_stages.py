@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from generic_export.errors import NumericRangeError
 from t2n_llm.export.output import ExportResult
 from t2n_llm.export.pipeline import export_llm
-from t2n_llm.graph.capture_steps import CAPTURING
+from t2n_llm.graph.capture import CAPTURING
 from t2n_llm.reporter import LogReporter
 from tests.families import config, save_tiny_model
 

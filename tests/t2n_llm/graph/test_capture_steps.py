@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from t2n_llm.graph.capture_steps import CAPTURING, TRANSLATING, captures_told
+from t2n_llm.graph.capture import CAPTURING, TRANSLATING, captures_told
 from t2n_llm.reporter import LogReporter
 
 

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from generic_export.errors import OptionError
-from t2n_llm.cli.report_page import report_html
+from t2n_llm.cli.report_plot import report_html
 from t2n_llm.measure.gguf_quality import BlockScheme, gguf_named, gguf_quality
 from t2n_llm.measure.quality import compare_windows, torch_predict
 from t2n_llm.measure.quantize_report import quantize_report

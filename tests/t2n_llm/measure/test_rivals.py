@@ -26,12 +26,12 @@ from generic_export.errors import (
 )
 from generic_export.weights.values import value_pieces
 from t2n_llm import export_llm
+from t2n_llm.cli.comparison import RIVALS, rival_named
 from t2n_llm.export.located import LocatedArchive, locate_archive
 from t2n_llm.measure.rivals.archive import ArchiveContender
 from t2n_llm.measure.rivals.child import RunningChild
 from t2n_llm.measure.rivals.gguf_file import write_gguf
 from t2n_llm.measure.rivals.llama_cpp import MODULES_VARIABLE, LlamaCpp
-from t2n_llm.measure.rivals.named import RIVALS, rival_named
 from t2n_llm.measure.rivals.protocol import Contender, Running, SharedModel
 from t2n_llm.source.hub import open_source
 from t2n_llm.source.reference import SourceRef

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from generic_export.errors import ArchiveError, OptionError
+from t2n_llm.sampling.choice import MinP, Temperature, TopK, TopP, probabilities
 from t2n_llm.sampling.rules import RepetitionPenalty, Said
 from t2n_llm.sampling.settings import generation_settings, not_followed
-from t2n_llm.sampling.warpers import MinP, Temperature, TopK, TopP, probabilities
 from t2n_llm.sampling.wishes import Sampling
 
 _NOTHING = Said([0], 1)

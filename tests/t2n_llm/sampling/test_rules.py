@@ -22,8 +22,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from t2n_llm.sampling.choice import MinP, Temperature, TopK, TopP
 from t2n_llm.sampling.rules import NoRepeatNGram, RepetitionPenalty, Said
-from t2n_llm.sampling.warpers import MinP, Temperature, TopK, TopP
 from t2n_llm.sampling.wishes import Sampling
 
 _VOCABULARY = 24

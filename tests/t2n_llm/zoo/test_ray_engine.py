@@ -12,7 +12,7 @@ import pytest
 
 from generic_export.errors import MissingExtraError
 from t2n_llm.zoo.local import HostOptions, run_local
-from t2n_llm.zoo.ray_engine import run_on_ray
+from t2n_llm.zoo.run import run_on_ray
 from t2n_llm.zoo.verdict import CRASHED, Cell, CellVerdict
 
 FAKE = HostOptions("tests.t2n_llm.zoo.fake_cells")
