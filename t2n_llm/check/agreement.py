@@ -236,6 +236,22 @@ def compare_step(step: int, candidate: np.ndarray, reference: np.ndarray) -> Ste
     )
 
 
+def compare_values(place: int, candidate: np.ndarray, reference: np.ndarray, smallest_scale: float = 1.0) -> StepResult:
+    """Compare two arrays that are no logits of tokens; another shape, inf and nan are an infinite error.
+
+    Args:
+        place: of the output.
+        candidate, reference: of any shape.
+        smallest_scale: lower limit of the largest reference value.
+    """
+    scale = float(max(smallest_scale, np.abs(reference).max(initial=0.0)))
+    if candidate.shape != reference.shape:
+        return StepResult(place, np.inf, scale)
+    difference = np.abs(candidate.astype(np.float64) - reference)
+    error = float(difference.max(initial=0.0)) if np.isfinite(difference).all() else np.inf
+    return StepResult(place, error, scale)
+
+
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max()
     return shifted - np.log(np.exp(shifted).sum())

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from generic_export.allocator import return_freed_memory
 from generic_export.devices import CPU
 from generic_export.errors import EngineLoadError, WeightError
 from generic_export.weights.values import value_pieces
@@ -46,6 +47,7 @@ def run_reference(job: ExportJob, graphs: Sequence[ModelGraph]) -> ReferenceAnsw
     compressed = job.options.compression.compresses
     if compressed and not (job.task.compares_original or any(graph.states for graph in graphs)):
         return None
+    return_freed_memory()  # of the capture
     return job.task.reference(replace(_subject(job, graphs), decodes=not compressed))
 
 

@@ -84,11 +84,6 @@ class AskedText:
     streamed: bool
     with_usage: bool
 
-    @property
-    def is_chat(self) -> bool:
-        """Whether it is a turn of a chat."""
-        return self.messages is not None
-
 
 def read_request(body: bytes, *, chat: bool, model: str) -> AskedText:
     """Read a request.

@@ -40,12 +40,8 @@ class ModelKind:
 
 
 CAUSAL_LM = ModelKind("AutoModelForCausalLM", "causal language model", "Give a text generation model")
-BACKBONE = ModelKind("AutoModel", "model", "Give a text model")
 MULTIMODAL_MODEL = ModelKind(
     "AutoModelForMultimodalLM", "vision-language or speech model", "Choose another --task, such as text-generation"
-)
-CLASSIFIER = ModelKind(
-    "AutoModelForSequenceClassification", "sequence classifier", "Choose another --task, such as feature-extraction"
 )
 
 

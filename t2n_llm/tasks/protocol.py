@@ -26,8 +26,11 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.adapter import Adapter
+from t2n_llm.source.empty_model import ModelKind
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.weights.archive_weights import ArchiveWeights
+from t2n_llm.weights.f32_model import dequantized, eager_model, refuse_invented
+from t2n_llm.weights.placement import require_memory
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,28 @@ class CheckSubject:
     def tokenizer(self) -> Any | None:
         """The source's tokenizer; None where texts are random."""
         return self.source.tokenizer() if self.with_text else None
+
+    def reference_model(self, kind: ModelKind) -> Any:
+        """Return transformers' eager model in f32 with the weights that the archives are compared with, in memory.
+
+        Args:
+            kind: the class of transformers; a checkpoint that is quantised takes that of `network`.
+
+        Raises:
+            NotEnoughMemoryError: the model does not fit.
+            CorruptCheckpointError: transformers had to invent weights that are needed.
+        """
+        source = self.source
+        require_memory(self.network, self.checking.placement)
+        if source.quantization is not None:
+            model, missing = dequantized(source, type(self.network))
+        else:
+            model, missing = eager_model(kind, source.folder, source.trust_remote_code)
+        refuse_invented(source.name, self.needed().intersection(missing))
+        if self.overrides is not None:
+            with torch.no_grad():
+                self.overrides.apply(model)
+        return model
 
     def announce(self, check: str) -> None:
         """Tell which check begins."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from t2n_llm.check.agreement import CheckResult, StepResult, Tolerance, ValidationReport
+from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_values
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.tasks.frontends.kind import FrontEnd, FrontEndCase
@@ -43,16 +43,8 @@ def check_frontend(
 def _judged(case: FrontEndCase, answers: Sequence[np.ndarray], tolerance: Tolerance) -> CheckResult:
     pairs = zip(answers, case.expected, strict=True)
     return CheckResult.judged(
-        case.name, [_compared(place, got, wanted) for place, (got, wanted) in enumerate(pairs)], tolerance
+        case.name, [compare_values(place, got, wanted) for place, (got, wanted) in enumerate(pairs)], tolerance
     )
-
-
-def _compared(place: int, got: np.ndarray, wanted: np.ndarray) -> StepResult:
-    scale = float(max(1.0, np.abs(wanted).max(initial=0.0)))
-    if got.shape != wanted.shape:
-        return StepResult(place, np.inf, scale)
-    difference = np.abs(got.astype(np.float64) - wanted)
-    return StepResult(place, float(difference.max()) if np.isfinite(difference).all() else np.inf, scale)
 
 
 def with_frontend(

@@ -122,19 +122,10 @@ class HeadTask(Task):
 
     def reference(self, subject: CheckSubject) -> ReferenceAnswers:
         """Answer a few questions; see `heads.cases`."""
-        source = subject.source
         subject.reporter.stage("Running PyTorch in f32 for reference")
-        answers = run_head_reference(
-            source,
-            kind_of(self.head, source.config),
-            subject.network,
-            subject.needed(),
-            self._cases(subject, self._reading_of(subject)),
-            pooling=self._pooling(source),
-            placement=subject.checking.placement,
-            overrides=subject.overrides,
-        )
-        return ReferenceAnswers(answers)
+        model = subject.reference_model(kind_of(self.head, subject.source.config))
+        cases = self._cases(subject, self._reading_of(subject))
+        return ReferenceAnswers(run_head_reference(model, cases, self._pooling(subject.source)))
 
     def check(
         self, subject: CheckSubject, reference: ReferenceAnswers, original: ReferenceAnswers | None = None

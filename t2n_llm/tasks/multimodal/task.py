@@ -95,17 +95,10 @@ class MultimodalTask(Task):
 
     def reference(self, subject: CheckSubject) -> ReferenceAnswers:
         """Answer prompts with and without images; see `multimodal.check`."""
-        source, family = subject.source, self._family(subject.source, subject.options)
+        config, family = subject.source.config, self._family(subject.source, subject.options)
         subject.reporter.stage("Running PyTorch in f32 for reference")
-        answers = run_multimodal_reference(
-            source,
-            family,
-            subject.network,
-            subject.needed(),
-            plan_prompts(source.config, family),
-            subject.checking.placement,
-            overrides=subject.overrides,
-        )
+        model = subject.reference_model(MULTIMODAL_MODEL)
+        answers = run_multimodal_reference(model, family, plan_prompts(config, family))
         return ReferenceAnswers(answers, largest_of_all(answer.largest_states for answer in answers))
 
     def check(

@@ -100,16 +100,7 @@ class Seq2SeqTask(Task):
         """Read sources of two lengths, and generate from them; see `seq2seq.check`."""
         cases, padded = self._questions(subject)
         subject.reporter.stage("Running PyTorch in f32 for reference")
-        answers = run_seq2seq_reference(
-            subject.source,
-            self.kind,
-            subject.network,
-            subject.needed(),
-            cases,
-            padded,
-            placement=subject.checking.placement,
-            overrides=subject.overrides,
-        )
+        answers = run_seq2seq_reference(subject.reference_model(self.kind), cases, padded)
         return ReferenceAnswers(answers, largest_of_all(run.largest_states for run in answers.runs))
 
     def check(

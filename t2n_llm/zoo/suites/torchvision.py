@@ -123,23 +123,6 @@ def _flow(name: str) -> ModuleCase:
     return ModuleCase(partial(_build, name, {}), {"image1": given, "image2": given}, BATCH, OTHER_BATCH)
 
 
-CASES: Mapping[str, ModuleCase] = {
-    **{
-        name: pictures(partial(_build, name, smaller), size, of_any_size=free)
-        for name, (size, free, smaller) in _SMALLEST.items()
-    },
-    **{
-        name: pictures(
-            partial(_detector, name), (_ONE_SIZE | _LARGER).get(name, 128), of_any_size=name not in _ONE_SIZE
-        )
-        for name in _DETECTORS
-    },
-    **{f"{name}_detections": _detections(name, smaller) for name, smaller in _DETECTING.items()},
-    **{name: _video(name, *size) for name, size in (_VIDEO | _LONG_VIDEO).items()},
-    **{name: _flow(name) for name in ("raft_small", "raft_large")},
-}
-
-
 # --- detectors ---------------------------------------------------------------------------------------
 
 
@@ -213,3 +196,20 @@ def whole_detector(name: str, size: tuple[int, int], options: Mapping[str, Any])
     model = torchvision.models.get_model(name, weights=None, weights_backbone=None, **options).eval()
     unsettle(model)  # before the heads get their spread, which it would shift
     return exportable_detector(tell_apart(model, torch.rand(3, *size)), size)
+
+
+CASES: Mapping[str, ModuleCase] = {
+    **{
+        name: pictures(partial(_build, name, smaller), size, of_any_size=free)
+        for name, (size, free, smaller) in _SMALLEST.items()
+    },
+    **{
+        name: pictures(
+            partial(_detector, name), (_ONE_SIZE | _LARGER).get(name, 128), of_any_size=name not in _ONE_SIZE
+        )
+        for name in _DETECTORS
+    },
+    **{f"{name}_detections": _detections(name, smaller) for name, smaller in _DETECTING.items()},
+    **{name: _video(name, *size) for name, size in (_VIDEO | _LONG_VIDEO).items()},
+    **{name: _flow(name) for name in ("raft_small", "raft_large")},
+}
