@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from generic_export.earlier_paths import keep_importable
 
 if TYPE_CHECKING:
+    from generic_export.debug.archive.through_onnx import debug_dumper_pytorch_to_onnx_to_nnef
     from generic_export.diagnose.piece_by_piece import (
         CustomOpStrategy,
         ModelDiagnoseOutput,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from generic_export.inference_target.tract.checking import assert_io, assert_io_and_debug_bundle
     from generic_export.inference_target.tract.engines.asking import assert_io_cmd_str
     from generic_export.inference_target.tract.engines.streaming import Streaming, open_stream
-    from generic_export.inference_target.tract.evidence.through_onnx import debug_dumper_pytorch_to_onnx_to_nnef
     from generic_export.inference_target.tract.releases.downloader import TractBinaryDownloader
     from generic_export.opened_archive import open_archive
     from generic_export.torch_graph.methods import as_forward
@@ -59,7 +59,7 @@ _HOMES = {
         "generic_export.inference_target.tract.checking": "assert_io assert_io_and_debug_bundle",
         "generic_export.inference_target.tract.engines.asking": "assert_io_cmd_str",
         "generic_export.inference_target.tract.engines.streaming": "Streaming open_stream",
-        "generic_export.inference_target.tract.evidence.through_onnx": "debug_dumper_pytorch_to_onnx_to_nnef",
+        "generic_export.debug.archive.through_onnx": "debug_dumper_pytorch_to_onnx_to_nnef",
         "generic_export.inference_target.tract.releases.downloader": "TractBinaryDownloader",
         "generic_export.opened_archive": "open_archive",
         "generic_export.torch_graph.methods": "as_forward",
@@ -109,6 +109,7 @@ __all__ = [
 keep_importable(
     {
         "generic_export.checking": "generic_export.inference_target.tract.checking",
+        "generic_export.coverage": "generic_export.debug.coverage",
         "generic_export.exceptions": "generic_export.errors",
         "generic_export.inference_target.tract.wheel": "generic_export.inference_target.tract.engines.wheel",
         "generic_export.ops.builder": "generic_export.translate.builder",

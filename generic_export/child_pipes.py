@@ -1,24 +1,27 @@
-"""The pipes to a child process: whole messages are written and read, and a child that takes too long is killed.
+"""Programs that answer through pipes: whole messages are written and read, and a child that takes too long is killed.
 
-In: a running `Child` and its two pipes. Out: `ChildPipes`. POSIX can wait for a pipe until a deadline. Windows cannot: there reads
-and writes block, and a timer that kills the child ends them.
+In: a command. Out: `Child` and `ChildPipes`, or `JsonProgram` where each message is a line of JSON. POSIX can wait for a pipe
+until a deadline. Windows cannot: there reads and writes block, and a timer that kills the child ends them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from math import inf
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from generic_export.errors import EngineError
-from generic_export.processes import Child, end_tree
+from generic_export.processes import Child, Ending, end_tree
 
 if sys.platform == "linux":
     import fcntl
@@ -29,6 +32,75 @@ _PIPE_BYTES = 1 << 20
 
 class OverdueError(Exception):
     """The child did not answer in time, and was killed."""
+
+
+class ChildEndedError(Exception):
+    """The child ended, or answered something that is no message.
+
+    Attributes:
+        ending: how it ended.
+    """
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.cause)
+        self.ending = ending
+
+
+def start_program(
+    command: Sequence[str], environment: Mapping[str, str], *, keep_output: bool = True
+) -> tuple[Child, ChildPipes]:
+    """Start a program with pipes to its standard input and output.
+
+    Args:
+        command: the program and its arguments.
+        environment: all of its variables.
+        keep_output: keep what it prints to standard error for its `Ending`; False drops it.
+    """
+    printed = tempfile.TemporaryFile(prefix="t2n-stderr-") if keep_output else None  # noqa: SIM115 - lives as long as the child
+    process = subprocess.Popen(
+        list(command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if printed is None else printed,
+        env=dict(environment),
+        bufsize=0,
+    )
+    child = Child(process, printed, process.stdin, process.stdout)
+    return child, ChildPipes(child, process.stdin, process.stdout)
+
+
+class JsonProgram:
+    """A program that answers each line of JSON with one. See `start_program` for the arguments."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, keep_output: bool = True) -> None:
+        self._child, self._pipes = start_program(command, environment, keep_output=keep_output)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    def exchange(self, request: Mapping[str, Any], seconds: float) -> Any:
+        """Send a request and return the reply; when that fails, the program is ended.
+
+        Raises:
+            OverdueError: there was no reply in time.
+            ChildEndedError: the program ended.
+            ValueError: the reply is no JSON.
+        """
+        try:
+            with self._pipes.within(seconds):
+                self._pipes.write(memoryview(json.dumps(request, default=str).encode() + b"\n"))
+                return json.loads(self._pipes.read_line())
+        except EOFError:
+            raise ChildEndedError(self._child.ending()) from None
+        except BaseException:  # Ctrl-C, too: the exchange is cut in the middle
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the program. Closing twice is harmless."""
+        self._child.close()
 
 
 class ChildPipes:
@@ -147,4 +219,4 @@ def _prepare(pipe: FileIO) -> None:
             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
-__all__ = ["ChildPipes", "OverdueError"]
+__all__ = ["ChildEndedError", "ChildPipes", "JsonProgram", "OverdueError", "start_program"]

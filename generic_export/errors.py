@@ -14,16 +14,16 @@ _LONG_WORD = re.compile(r"\S{400,}")
 
 
 class T2NError(Exception):
-    """Base of every error raised on purpose by this project.
+    """Base class of all errors that this project raises on purpose.
 
     Args:
-        message: one line that names the thing (operator, tensor, file) and what is wrong with it.
-        hint: one line that says what to do next, or None when the message says it already.
-        symbols: see below.
+        message: one line that names the operator, tensor or file and what is wrong with it.
+        hint: one line with the next step, or None if the message contains it.
+        symbols: names of the dynamic sizes that the error is about.
 
     Attributes:
-        symbols: the dynamic sizes that it is about, by name.
-        declarations: multiples by which the module divides sizes, `DynamicSize`s: declared so, it may do.
+        symbols: as the argument.
+        declarations: `DynamicSize`s with which the export may succeed, because the module divides these sizes.
     """
 
     declarations: tuple[Any, ...] = ()
@@ -58,15 +58,15 @@ def described(error: BaseException) -> str:
 
 
 class OptionError(T2NError):
-    """An option or argument has a value that is not accepted, or contradicts another one."""
+    """An option or argument has an invalid value, or contradicts another one."""
 
 
 class MissingExtraError(T2NError):
-    """An optional package that was asked for is not installed."""
+    """An optional package that the requested feature needs is not installed."""
 
 
 class InterruptError(T2NError):
-    """The user stopped the work (Ctrl-C, or a polite signal)."""
+    """The user interrupted the command (Ctrl-C or SIGTERM)."""
 
 
 # --- 1. capture -------------------------------------------------------------------------------
@@ -74,13 +74,13 @@ class InterruptError(T2NError):
 
 @dataclass(frozen=True)
 class CaptureAttempt:
-    """What one way of capturing a module met.
+    """Why one way of capturing a module failed.
 
     Attributes:
-        method: `torch.export`, `torch.jit.script`, `torch.jit.trace`, or `PyTorch` for the module itself.
-        met: the operator, the expression or the reason.
-        source: `file.py:12` of the model's code ("" where it is not known).
-        text: that line.
+        method: `torch.export`, `torch.jit.script`, `torch.jit.trace`, or `PyTorch` for running the module itself.
+        met: the operator, expression or reason that stopped it.
+        source: `file.py:12` of the model's code; "" if unknown.
+        text: that line of code; "" if unknown.
     """
 
     method: str
@@ -94,10 +94,10 @@ class CaptureAttempt:
 
 
 class CaptureError(T2NError):
-    """PyTorch could not turn the module into a graph.
+    """PyTorch could not capture the module as a graph.
 
     Attributes:
-        attempts: what each way of capturing it met, in order; the message is about the first.
+        attempts: each way of capturing that failed, in order. The message describes the first.
     """
 
     attempts: tuple[CaptureAttempt, ...] = ()
@@ -108,7 +108,7 @@ class CaptureError(T2NError):
 
 
 class NotCapturableError(CaptureError):
-    """torch.export does not take the module's own code; another way of capturing may."""
+    """torch.export cannot capture the module's code; another way of capturing may work."""
 
 
 class JitTraceError(CaptureError):
@@ -119,26 +119,26 @@ T2NErrorTorchJitTraceFailed = JitTraceError  # the name that documents have for 
 
 
 class SpecializedAxisError(CaptureError):
-    """An axis declared dynamic was frozen to one size by the model's own code."""
+    """The model's code restricts a dynamic axis to one size."""
 
 
 class DimensionError(T2NError):
-    """A symbolic size has no form in tract's dimension language."""
+    """A symbolic size cannot be expressed in tract's dimension language."""
 
 
 # --- 2. translate -----------------------------------------------------------------------------
 
 
 class TranslationError(T2NError):
-    """A captured operator could not be written as NNEF."""
+    """A captured operator cannot be written as NNEF."""
 
 
 class UnsupportedOperatorError(TranslationError):
-    """No translation is registered for an operator, or for the arguments it was called with."""
+    """No translation exists for an operator, or for the arguments of this call."""
 
 
 class DialectError(UnsupportedOperatorError):
-    """An operation is younger than the tract release that the archive is for."""
+    """An operation needs a newer tract release than the one that the archive is written for."""
 
 
 class RegistrationError(T2NError):
@@ -146,11 +146,11 @@ class RegistrationError(T2NError):
 
 
 class GraphError(TranslationError):
-    """The NNEF document is inconsistent: undefined value, duplicate name, wrong shape or dtype."""
+    """The NNEF document is inconsistent: an undefined value, a duplicate name, or a wrong shape or dtype."""
 
 
 class NumericRangeError(TranslationError):
-    """A tensor has values that its element type does not hold."""
+    """A tensor has values that its dtype cannot represent."""
 
 
 # --- 3. write ---------------------------------------------------------------------------------
@@ -161,15 +161,15 @@ class ArchiveError(T2NError):
 
 
 class OutputExistsError(ArchiveError):
-    """The target path exists already and replacing it was not asked for."""
+    """The output path already exists, and replacing it was not requested."""
 
 
 class DiskFullError(ArchiveError):
-    """The target disk has, or ran, out of space."""
+    """The output disk has, or had, too little free space."""
 
 
 class TensorFormatError(ArchiveError):
-    """A tensor has no `.dat` form (element type, rank or size), or a `.dat` file is malformed."""
+    """A tensor cannot be stored as `.dat` (dtype, rank or size), or a `.dat` file is malformed."""
 
 
 # --- weights ----------------------------------------------------------------------------------
@@ -180,38 +180,38 @@ class WeightError(T2NError):
 
 
 class NonFiniteWeightError(WeightError):
-    """A weight of the checkpoint is NaN or infinite."""
+    """A weight of the checkpoint contains NaN or infinity."""
 
 
 class MissingTensorError(WeightError):
-    """The model needs a tensor that the checkpoint does not hold."""
+    """The checkpoint lacks a tensor that the model needs."""
 
 
 class CorruptCheckpointError(WeightError):
-    """A checkpoint file is missing, truncated, or disagrees with its index."""
+    """A checkpoint file is missing, truncated or inconsistent with its index."""
 
 
 class AdapterError(WeightError):
-    """A fine-tuning adapter is of a type that cannot be merged, or does not belong to the model."""
+    """An adapter has a type that cannot be merged, or does not fit the model."""
 
 
 # --- 4. run and compare -----------------------------------------------------------------------
 
 
 class EngineError(T2NError):
-    """The inference engine refused, failed or died."""
+    """The inference engine refused an archive, failed or died."""
 
 
 class EngineMissingError(EngineError):
-    """The engine asked for is not installed on this machine."""
+    """The requested engine is not installed on this machine."""
 
 
 class DeviceMissingError(EngineMissingError):
-    """The engine is there, but cannot compute on the device asked for: not built for it, or no such device."""
+    """The engine was built without support for the requested device, or the machine has no such device."""
 
 
 class WrongOnDeviceError(EngineError):
-    """The engine would compute an archive wrongly on the device asked for; it was not prepared."""
+    """The engine would compute wrong results for this archive on the requested device. Export with that `device`."""
 
 
 class EngineLoadError(EngineError):
@@ -219,7 +219,7 @@ class EngineLoadError(EngineError):
 
 
 class EngineRunError(EngineError):
-    """The engine loaded the archive and returned an error while running it."""
+    """The engine loaded the archive and failed while running it."""
 
 
 class EngineCrashError(EngineError):
@@ -227,7 +227,7 @@ class EngineCrashError(EngineError):
 
 
 class EngineTimeoutError(EngineError):
-    """The engine did not answer in time and was stopped."""
+    """The engine did not respond in time and was stopped."""
 
 
 class MismatchError(T2NError):
@@ -238,28 +238,28 @@ class MismatchError(T2NError):
 
 
 class SourceError(T2NError):
-    """The model source (hub id or folder) could not be resolved or read."""
+    """The model source (hub id or folder) was not found or cannot be read."""
 
 
 class SourceChangedError(SourceError):
-    """A file of the source was written to, replaced or deleted while it was read."""
+    """A file of the source was changed, replaced or deleted while it was read."""
 
 
 class UnknownArchitectureError(SourceError):
-    """The installed transformers has no causal language model class for this config."""
+    """The installed transformers has no class for this config and task."""
 
 
 class MissingTokenizerError(SourceError):
-    """The source carries no tokenizer files."""
+    """The source has no tokenizer files."""
 
 
 class NotEnoughMemoryError(T2NError):
-    """A step would need more memory than the machine has free."""
+    """A step needs more memory than is free."""
 
 
 class ReferenceDiedError(T2NError):
-    """The process that runs PyTorch for reference ended without an answer."""
+    """The process that runs the PyTorch reference ended without a result."""
 
 
 class ValidationError(T2NError):
-    """The exported archive does not say what PyTorch says."""
+    """The exported archive does not agree with PyTorch."""

@@ -20,7 +20,8 @@ from torch.export import ExportedProgram
 
 from generic_export.assertions import Assertion, enforced, held, parse_extensions, warn_of_conditions
 from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
-from generic_export.compared_sizes import Elsewhere, compare_elsewhere, elsewhere, sizes_beside
+from generic_export.compare.other_sizes import Elsewhere, compare_elsewhere, elsewhere, sizes_beside
+from generic_export.debug.archive.debug_bundle import bundled_failure, write_failing_case
 from generic_export.documents import module_classes, producer_properties, translate_graph, with_tensors
 from generic_export.errors import (
     CaptureError,
@@ -34,15 +35,13 @@ from generic_export.errors import (
     T2NError,
     TranslationError,
 )
-from generic_export.exported_programs import call_of
-from generic_export.float_dtype import computing_in
 from generic_export.half_weights import half_parameters, half_sources, rounded_to_half, stored_in_half
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
 from generic_export.inference_target.tract.engine_target import EngineTarget
-from generic_export.inference_target.tract.evidence.debug_bundle import bundled_failure, write_failing_case
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
+from generic_export.module_forms import call_of, computing_in
 from generic_export.nnef.composition import Composition, compose
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.half_storage import store_in_half
@@ -89,50 +88,49 @@ def export_model_to_nnef(
     half: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Export a module to an NNEF archive and prove it in the target's engine.
+    """Export a module to an NNEF archive and compare it with PyTorch in the target's engine.
 
     Args:
-        model: the module; it is captured in eval mode and handed back as it was. An `ExportedProgram` of torch.export is taken
-            as the module that it makes; without `args` and `kwargs` with its own example, and without dynamic axes with its own.
-        args: example inputs of the forward (a lone tensor stands for a tuple of one); dicts, dataclasses, tuples and lists
-            of tensors become one input per tensor.
-        file_path_export: where to write. A suffix `.tar`, `.tgz` or `.tar.gz` says in which form; any other name gets the
-            suffix of `compression_level`.
-        inference_target: `TractNNEF` or `KhronosNNEF`; carries the dynamic axes and the check.
-        input_names: a name per input tensor; None takes the forward's parameter names (`batch.ids.0` for nested ones).
-        output_names: a name per output tensor; None gives `output`, or `output_0`, `output_1`, ..., or the names that a
-            dict or dataclass has for them.
-        compression_level: None for a directory, 0 for `.tar`, 1-9 for `.tgz`; with the suffix `.tgz`, 0 leaves the level open.
-        log_level: level of the `generic_export` logger during the call; None leaves it as it is.
-        nnef_variable_naming_scheme: a `VariableNamingScheme`, or its text: `natural_verbose`, `natural_verbose_camel`, `raw`
+        model: the module. It is captured in eval mode and restored afterwards. An `ExportedProgram` of torch.export is exported
+            as its module; without `args` and `kwargs` with its own example, and without dynamic axes with its own.
+        args: example inputs of the forward; a tensor stands for a tuple of one. Dicts, dataclasses, tuples and lists of tensors
+            become one input per tensor.
+        file_path_export: path to write. The suffixes `.tar`, `.tgz` and `.tar.gz` select the form; other names get the suffix
+            of `compression_level`.
+        inference_target: `TractNNEF` or `KhronosNNEF`, with the dynamic axes and the settings of the check.
+        input_names: one name per input tensor; None for the forward's parameter names (`batch.ids.0` for nested ones).
+        output_names: one name per output tensor; None for `output`, or `output_0`, `output_1`, ..., or the names in the
+            returned dict or dataclass.
+        compression_level: None for a directory, 0 for `.tar`, 1 to 9 for `.tgz`. With the suffix `.tgz`, 0 selects the default
+            level.
+        log_level: level of the `generic_export` logger during the call; None does not change it.
+        nnef_variable_naming_scheme: a `VariableNamingScheme` or its text: `natural_verbose`, `natural_verbose_camel`, `raw`
             or `numeric`.
-        check_io_names_qte_match: refuse names that are not as many as the tensors; False ignores surplus names and gives
-            tensors without a name their own.
-        debug_bundle_path: `.tgz` that is written when the check fails: the case in one file, see `assert_io_and_debug_bundle`.
-        custom_extensions: relations between sizes that tract may rely on, such as `S >= 1` or a whole line
-            `extension tract_assert S >= 1`; they must hold at the example.
-        allow_same_io_names: let an output bear the name of an input; it is written as `<name>_output` then.
-        auto_harden_jit: specialise ScriptModules (`model`, or modules in it) for the example inputs, on a copy, see
-            `harden_jit_for_export`; nothing is decided by a size when axes are dynamic. False keeps every decision.
-        overwrite: replace an archive that is there already; an export that fails leaves it as it is.
+        check_io_names_qte_match: require one name per tensor. False ignores surplus names and derives missing ones.
+        debug_bundle_path: `.tgz` to write if the check fails; see `assert_io_and_debug_bundle`. None writes none.
+        custom_extensions: relations between sizes that tract may assume, such as `S >= 1` or the full line
+            `extension tract_assert S >= 1`. They must hold for the example.
+        allow_same_io_names: allow an output with the name of an input; it is written as `<name>_output`.
+        auto_harden_jit: specialize copies of ScriptModules for the example inputs; see `harden_jit_for_export`. Branches that
+            depend on a dynamic size are kept. False keeps every branch.
+        overwrite: replace an existing archive. If the export fails, the existing archive is kept.
         kwargs: keyword arguments of the forward.
-        fragments: write modules of a list that do the same (layers of a stack) as calls of one fragment.
-        half: store f32 parameters of rank 2 and more in f16, and compute in f32 (the engine multiplies f16 weights with f32 values
-            as they are); the check compares with the module whose parameters are rounded alike. A parameter that f16 does
-            not hold stays in f32.
-        dtype: compute in f32 or f16, whatever the module's floats are (bfloat16, which tract does not have); the check compares
-            with the module in that element type. None keeps the module's own.
+        fragments: write repeated modules, such as the layers of a stack, as calls of one fragment.
+        half: store f32 parameters of rank 2 or more in f16 and compute in f32. The check compares with the module whose
+            parameters are rounded in the same way. Parameters outside the range of f16 stay in f32.
+        dtype: compute in f32 or f16, whatever the module's dtype (tract has no bfloat16). The check compares with the module in
+            that dtype. None keeps the module's dtype.
 
     Returns:
         The path of the archive.
 
     Raises:
         OptionError: names, dynamic axes or extensions do not fit the module.
-        CaptureError: PyTorch cannot capture the module, or a dynamic axis is frozen by it.
+        CaptureError: PyTorch cannot capture the module, or the module restricts a dynamic axis to one size.
         TranslationError: an operator has no NNEF form.
         ArchiveError: the archive cannot be written.
-        EngineError: the engine refuses or cannot run the archive, which is kept as `<name>.failed.<suffix>`.
-        MismatchError: the engine's outputs differ from PyTorch's; the archive is kept likewise.
+        EngineError: the engine refused the archive or failed to run it. It is kept as `<name>.failed.<suffix>`.
+        MismatchError: the engine's outputs differ from PyTorch's. The archive is kept as above.
     """
     for doubt in new_doubts(TORCH, TRACT):
         warnings.warn(doubt, stacklevel=2)

@@ -129,7 +129,16 @@ class OpenedArchive:
 def open_archive(
     archive: str | Path, *, device: str = CPU, registries: Sequence[str] = DEFAULT_REGISTRIES
 ) -> OpenedArchive:
-    """Load an archive in tract, in a process of its own; see `OpenedArchive`."""
+    """Load an archive in tract, in a separate process, and return an object that runs it.
+
+    Args:
+        archive: folder, `.tar` or `.tgz`.
+        device: "cpu", "cuda" or "metal".
+        registries: operator registries to enable besides tract's core.
+
+    Raises:
+        EngineError: the engine is missing, or refused the archive.
+    """
     return OpenedArchive(archive, device=device, registries=registries)
 
 

@@ -141,6 +141,12 @@ class Child:
         except psutil.NoSuchProcess:
             return True
 
+    def forget_output(self) -> None:
+        """Drop what it printed so far; it writes at the same offset, so what it prints next starts at 0."""
+        if self._output is not None:
+            self._output.seek(0)
+            self._output.truncate()
+
     def _tail(self) -> str:
         if self._output is None or self._output.closed:
             return ""

@@ -3,12 +3,12 @@
 Adapters over transformers' own classes: no model's forward is written again here, unless a family's drops its state.
 """
 
-from kvcache.attention import explicit_attention
+from kvcache.attention.operator import explicit_attention
+from kvcache.experts.engine import explicit_experts
 from kvcache.forms import state_form
-from kvcache.moe_engine import explicit_experts
 from kvcache.operators import explicit_operators
-from kvcache.rotary import fuse_rotary_embedding
-from kvcache.states import Slot, StateTensor
+from kvcache.rotary.embedding import fuse_rotary_embedding
+from kvcache.states.tensors import Slot, StateTensor
 
 __all__ = [
     "Slot",

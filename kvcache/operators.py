@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from kvcache.attention import ATTENTION_NAME, AttentionChoice, explicit_attention
+from kvcache.attention.operator import ATTENTION_NAME, AttentionChoice, explicit_attention
+from kvcache.experts.engine import explicit_experts
 from kvcache.forms import StateForm
-from kvcache.moe_engine import explicit_experts
 from kvcache.recurrent import LastRead
 
 
@@ -39,7 +39,7 @@ class OperatorNames:
 
 @contextmanager
 def explicit_operators() -> Iterator[OperatorNames]:
-    """Register attention and experts with transformers for the length of the block, and yield their names."""
+    """Register explicit attention and experts with transformers inside a `with` block, and yield their names."""
     with explicit_attention() as choice, explicit_experts() as experts:
         yield OperatorNames(ATTENTION_NAME, experts, choice)
 

@@ -28,11 +28,11 @@ def scheme_bytes(scheme: str, shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class Q4Blocks:
-    """The values that an algorithm chose for one weight.
+    """Quantized values of one weight in the Q4_0 format of ggml: `(q - 8) * d`, in groups of 32.
 
     Attributes:
         q: uint8 [..., K // 32, 32], levels 0 to 15.
-        d: float16 [..., K // 32], signed scales, exactly as they are stored.
+        d: float16 [..., K // 32], signed scales, as they are stored.
     """
 
     q: torch.Tensor

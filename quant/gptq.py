@@ -8,18 +8,17 @@ LLM Quantization: GPTQ as Babai's Nearest Plane Algorithm", arXiv:2507.18553, fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
 
 from generic_export.errors import WeightError
 from quant.blocks import GROUP, ZERO_POINT, Q4Blocks
-from quant.descent import descend
-from quant.imatrix import ImatrixQuantizer
-from quant.lattice import lattice_blocks
+from quant.imatrix import ImatrixQuantizer, StatisticsAccumulator
 from quant.protocol import InputStatistics
 from quant.symmetric import quadratic_form
-from quant.weighted_search import weighted_scale_search
+from quant.weighted_search import nearest_levels, not_finite, stored_words, weighted_scale_search
 
 DEFAULT_DAMPING = 0.01
 DEFAULT_SWEEPS = 2
@@ -31,6 +30,10 @@ _FEW_COLUMNS = 32  # whose errors are passed on one by one; those of more are on
 _ROW_BYTES = 64 << 20  # of float32 working copies, so that wide vocabularies stay within memory
 _DAMPING_GROWTH = 10.0
 _DAMPING_TRIES = 5
+
+_LAZY_GROUPS = 8  # groups whose slopes are one product
+
+DEFAULT_RIDGE = 0.05
 
 
 @dataclass(frozen=True)
@@ -189,3 +192,136 @@ def _compensate(columns: torch.Tensor, scales: torch.Tensor, factor: torch.Tenso
     natural = wanted  # whose memory is free by now
     natural[order] = levels
     return natural
+
+
+# Exact coordinate descent over the levels and scales of Q4_0 blocks: the error of a layer's outputs falls with every
+# visit.
+# In: a weight, levels and scales to start from, and E[x x^T]. Changed in place. Columns of the weight are rows here,
+# [K, N], so that one visit of a group is a product of contiguous matrices and a pass over rows that lie side by side.
+def descend(
+    columns: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, hessian: torch.Tensor, sweeps: int
+) -> None:
+    """Visit every group some times, and lower tr(R H R^T), R = W - Q, with each visit.
+
+    With P = R H, the best change of value k alone is P_k / H_kk, and the best scale of a group changes by
+    (P_g . q_g) / (q_g^T H_gg q_g); both are rounded to what can be stored, which can only lower the error.
+
+    Sweeps go forwards and backwards in turn: what the groups still to be visited contribute to a group's slopes is then what the
+    sweep before has computed, and only the first sweep computes all of P.
+
+    Args:
+        columns: W^T, float32 [K, N].
+        levels: float32 [K, N], -8 to 7; changed in place.
+        scales: float32 [K // 32, N], as float16 holds them; changed in place.
+        hessian: float32 [K, K], positive definite.
+        sweeps: how often to visit every group.
+    """
+    residual = columns - (levels.unflatten(0, (-1, GROUP)) * scales.unsqueeze(1)).flatten(0, 1)
+    from_visited = torch.empty_like(residual)
+    for sweep in range(sweeps):
+        backwards = bool(sweep % 2)
+        for groups in _blocks_of_groups(len(scales), backwards=backwards):
+            here = slice(groups.start * GROUP, groups.stop * GROUP)
+            visited, ahead = slice(0, here.start), slice(here.stop, None)
+            if backwards:
+                visited, ahead = ahead, visited
+            slopes = hessian[here, here] @ residual[here]
+            slopes += from_visited[here] if sweep else hessian[here, ahead] @ residual[ahead]
+            slopes += torch.mm(hessian[here, visited], residual[visited], out=from_visited[here])
+            residual[here] -= _descend_groups(
+                levels[here], scales[groups.start : groups.stop], slopes, hessian[here, here]
+            )
+
+
+def _blocks_of_groups(count: int, *, backwards: bool) -> Iterable[range]:
+    starts = range(0, count, _LAZY_GROUPS)
+    for start in reversed(starts) if backwards else starts:
+        yield range(start, min(start + _LAZY_GROUPS, count))
+
+
+def _descend_groups(
+    levels: torch.Tensor, scales: torch.Tensor, slopes: torch.Tensor, hessian: torch.Tensor
+) -> torch.Tensor:
+    """Update neighbouring groups in place, one after the other; returns how their values changed, in the memory of `slopes`."""
+    # Here, because the compiler takes 0.3 s to import, and most commands quantise nothing.
+    from quant.column_kernel import descend_group
+
+    for group in range(len(scales)):
+        own, behind = slice(group * GROUP, (group + 1) * GROUP), slice((group + 1) * GROUP, None)
+        curvature = hessian[own, own].contiguous()
+        descend_group(levels[own].numpy(), scales[group].numpy(), slopes[own].numpy(), curvature.numpy())
+        slopes[behind].addmm_(hessian[behind, own], slopes[own], alpha=-1.0)
+    return slopes
+
+
+# Finding groups that already lie on a 16-level grid, so that they are stored without any loss.
+# In: a weight as a checkpoint holds it. Out: `Q4Blocks`, and which groups were on a grid: releases trained for 4 bits,
+# and checkpoints that were dequantised from a symmetric 4-bit format and saved as f16, bf16 or f32.
+def lattice_blocks(weight: torch.Tensor) -> tuple[Q4Blocks, torch.Tensor]:
+    """Find the groups whose values are integer multiples, -8 to 7, of one scale, but for storage noise.
+
+    Args:
+        weight: float [..., K], K a multiple of 32.
+
+    Returns:
+        Blocks (d = 0 and q = 8 in groups that are on no grid), and bool [..., K // 32]: which groups are.
+        All-zero groups count as found.
+
+    Raises:
+        WeightError: the weight holds inf or nan.
+    """
+    # Here, because the compiler takes 0.3 s to import, and most commands quantise nothing.
+    from quant.block_kernel import BAD_WEIGHT, find_grids
+    from quant.lanes import new_lanes
+
+    scales = torch.empty((*weight.shape[:-1], weight.shape[-1] // GROUP), dtype=torch.float32)
+    if find_grids(new_lanes(), *stored_words(weight), scales.view(-1).numpy()) == BAD_WEIGHT:
+        raise not_finite()
+    values = weight.detach().to(torch.float32)
+    found = (scales != 0) | (values.unflatten(-1, (-1, GROUP)) == 0).all(dim=-1)
+    return Q4Blocks(nearest_levels(values, scales), scales.to(torch.float16)), found
+
+
+# A weight that makes up for what its inputs have become: from altered inputs it gives nearly the outputs of the true
+# ones.
+# In: pairs of inputs, with and without what was quantised in front of a linear. Out: the weight to quantise in place
+# of its own.
+@dataclass
+class DriftAccumulator:
+    """Adds up how altered inputs x belong to true inputs y.
+
+    Args:
+        channels: K.
+    """
+
+    channels: int
+    _inputs: StatisticsAccumulator = field(init=False)
+    _products: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._inputs = StatisticsAccumulator(self.channels, with_hessian=True)
+        self._products = torch.zeros(self.channels, self.channels)
+
+    def add(self, altered: torch.Tensor, true: torch.Tensor) -> None:
+        """Add a batch, float32 [..., K] each, row by row of the same tokens."""
+        rows = altered.reshape(-1, self.channels)
+        self._inputs.add(rows)
+        self._products.addmm_((true.reshape(-1, self.channels) - rows).T, rows)
+
+    def statistics(self) -> InputStatistics:
+        """Return those of the altered inputs."""
+        return self._inputs.statistics()
+
+    def corrected(self, weight: torch.Tensor, ridge: float = DEFAULT_RIDGE) -> torch.Tensor:
+        """Return V [N, K] that makes E|W y - V x|^2 small: W + W E[(y - x) x^T] (E[x x^T] + r I)^-1.
+
+        Args:
+            weight: W, float32 [N, K].
+            ridge: what r is of the mean square of x with many tokens; few tokens say little, and K / tokens is added, so that V
+                stays nearer to W.
+        """
+        seen = self._inputs.statistics()
+        count = max(1, seen.tokens)
+        assert seen.hessian is not None  # asked for above
+        damped = damp(seen.hessian, ridge + self.channels / count)
+        return weight + torch.linalg.solve(damped, (weight @ (self._products / count)).T).T

@@ -12,12 +12,12 @@ from quant.blocks import Q4Blocks
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """What calibration saw of a linear layer's inputs.
+    """Statistics of a linear layer's inputs, collected by calibration.
 
     Attributes:
         mean_square: float32 [K], E[x_k^2] of each input channel.
-        tokens: how many input rows were seen.
-        hessian: float32 [K, K], E[x x^T], for the algorithms that compensate errors; None when not collected.
+        tokens: number of input rows.
+        hessian: float32 [K, K], E[x x^T], for algorithms that compensate errors; None if it was not collected.
     """
 
     mean_square: torch.Tensor
@@ -42,14 +42,14 @@ class PackedRows:
 
 @runtime_checkable
 class Quantizer(Protocol):
-    """One algorithm: a pure function of a weight and of what is known of its inputs."""
+    """A quantization algorithm: a pure function of a weight and of the statistics of its inputs."""
 
     def quantize(self, weight: torch.Tensor, statistics: InputStatistics | None = None) -> Q4Blocks:
         """Choose levels and scales.
 
         Args:
             weight: float32 [..., K], K a multiple of 32, the input axis last.
-            statistics: of the K input channels, or None when there was no calibration.
+            statistics: statistics of the K input channels, or None without calibration.
         """
         ...
 

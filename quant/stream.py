@@ -51,24 +51,28 @@ class QuantizationError:
 
 @dataclass
 class QuantizationReport:
-    """Collects what quantising changed while tensors are streamed: tensor name -> error."""
+    """Collects the quantization error of tensors while they are streamed.
+
+    Args:
+        errors: error by tensor name.
+    """
 
     errors: dict[str, QuantizationError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor(StoredBlocks, DerivedTensor):
-    """A tensor source that quantises another one while it streams.
+    """A tensor source that quantizes another one while it streams.
 
     Args:
-        source: float values [..., K]; the rows that are quantised are those of `row_length`.
-        quantizer: chooses the values; not used for `q8_1`.
-        report: its error is recorded there under the tensor's name, once `chunks()` is consumed.
+        source: float values [..., K]; rows are those of `row_length`.
+        quantizer: algorithm; not used for `q8_1`.
+        report: receives the error under the tensor's name when `chunks()` is consumed.
         block_format: `q4_0` or `q8_1`.
-        statistics: of the K inputs, handed to the quantizer.
+        statistics: statistics of the K inputs, for the algorithm.
 
     Raises:
-        WeightError: the source is no float tensor, or its rows are no whole groups of 32.
+        WeightError: the source is not a float tensor, or its rows are not multiples of 32.
     """
 
     source: TensorSource
@@ -90,10 +94,10 @@ class QuantizedTensor(StoredBlocks, DerivedTensor):
             )
 
     def chunks(self) -> Iterator[memoryview]:
-        """The blocks in row order; raises whatever the source raises.
+        """Yield the blocks in row order; raises whatever the source raises.
 
         Raises:
-            WeightError: the tensor holds inf or nan.
+            WeightError: the tensor contains inf or NaN.
         """
         total = QuantizationError()
         for _, packed, error in self.pieces():
@@ -102,7 +106,7 @@ class QuantizedTensor(StoredBlocks, DerivedTensor):
         self.report.errors[self.name] = total
 
     def pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, QuantizationError]]:
-        """Yield some rows as the source has them, their blocks, and the error of these; raises as `chunks`."""
+        """Yield rows of the source, their blocks, and the error of these rows; raises as `chunks`."""
         values = ROW_PIECE_VALUES if self._in_one_pass is None else _ONE_PASS_VALUES
         for rows in row_pieces(self.source, row_length(self.shape), values):
             yield rows, *self._quantize(rows)

@@ -24,18 +24,18 @@ aten = torch.ops.aten
 
 
 class QTensor(torch.Tensor):
-    """A float tensor stored in blocks; it has no gradient, and is dequantised each time it is used.
+    """A float tensor stored in blocks. It has no gradient and is dequantized each time it is used.
 
-    Operations that keep all values (`detach`, `clone`, `to`) give another `QTensor`; every other one sees plain values.
+    Operations that keep all values (`detach`, `clone`, `to`) return another `QTensor`; all others see the dequantized values.
 
     Args:
         blob: uint8 [bytes], the blocks in row order.
-        shape: of the values.
+        shape: shape of the values.
         scheme: `q4_0`, or `q8_1` for embeddings.
-        dtype: of the values that operations see; the blocks do not depend on it.
+        dtype: dtype that operations see; the blocks do not depend on it.
 
     Raises:
-        WeightError: the scheme is unknown, or the bytes are not those of that many values.
+        WeightError: the scheme is unknown, or `blob` has the wrong size for `shape`.
     """
 
     blob: torch.Tensor
@@ -75,17 +75,17 @@ class QTensor(torch.Tensor):
         statistics: InputStatistics | None = None,
         name: str = "tensor",
     ) -> QTensor:
-        """Quantise a tensor.
+        """Quantize a tensor.
 
         Args:
-            weight: float [..., K] whose rows are whole groups of 32; kernels [O, I, k...] are rows of I k... values.
+            weight: float [..., K], whose rows are multiples of 32. Convolution kernels [O, I, k...] have rows of I k... values.
             scheme: `q4_0` or `q8_1`.
-            quantizer: chooses the values of `q4_0`; None takes the data-free search.
-            statistics: of the inputs, for quantizers that use them.
-            name: what to call the tensor in an error.
+            quantizer: algorithm for `q4_0`; None for the data-free search.
+            statistics: statistics of the inputs, for algorithms that use them.
+            name: name of the tensor in error messages.
 
         Raises:
-            WeightError: it holds inf or nan, or its rows are no whole groups.
+            WeightError: the tensor contains inf or NaN, or its rows are not multiples of 32.
         """
         length = row_length(tuple(weight.shape))
         if not length:
@@ -100,11 +100,15 @@ class QTensor(torch.Tensor):
         return cls(blob.to(weight.device), tuple(weight.shape), scheme, weight.dtype)
 
     def dequantize(self) -> torch.Tensor:  # type: ignore[override]
-        """Return the values, a plain tensor of this one's shape and dtype."""
+        """Return the values as a plain tensor of this shape and dtype."""
         return dequantize_bytes(self.blob, self.scheme).reshape(self.shape).to(self.dtype)
 
     def stored_source(self, name: str) -> TensorSource:
-        """Return the blocks as `export_model_to_nnef` writes them."""
+        """Return the blocks as a source that `export_model_to_nnef` writes.
+
+        Args:
+            name: name of the tensor.
+        """
         return InMemoryBlocks(name, tuple(self.shape), self.scheme, self.blob.cpu())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

@@ -33,7 +33,7 @@ def weighted_scale_search(
         weight: float [..., K], K a multiple of 32; computed with in float32.
         importance: non-negative, broadcastable to `weight`; only ratios within a group matter. Without it each value
             matters as much as it is large.
-        keep_grids: store groups that lie on a grid of 16 levels already as that grid (`quant.lattice`).
+        keep_grids: store groups that lie on a grid of 16 levels already as that grid (`quant.gptq.lattice_blocks`).
 
     Raises:
         WeightError: the weight holds inf or nan, or the importance nan, inf or negative values.

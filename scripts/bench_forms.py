@@ -31,8 +31,8 @@ from random_llama import SHAPES, write_checkpoint
 from generic_export.read.contents import read_contents
 from generic_export.read.outline import read_outline
 from t2n_llm import export_llm
-from t2n_llm.measure.machine_limits import measured_limits
-from t2n_llm.measure.traffic import bytes_read
+from t2n_llm.bench.machine_limits import measured_limits
+from t2n_llm.bench.traffic import bytes_read
 
 FORMS = ("f16-sdpa", "f16-products", "f32-sdpa", "f32-products")
 STEPS = 8

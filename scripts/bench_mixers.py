@@ -29,7 +29,7 @@ from bench_rivals import measured
 
 from generic_export.errors import T2NError
 from t2n_llm import export_llm
-from t2n_llm.measure.comparison import SpeedComparison
+from t2n_llm.bench.comparison import SpeedComparison
 
 WIDTH, VOCABULARY = 768, 8192
 _SIZES = {"hidden_size": WIDTH, "vocab_size": VOCABULARY, "tie_word_embeddings": True}

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from t2n_llm.measure.generate import ExportedModel
-from t2n_llm.measure.prompt_lookup import lookup_answer, opened_rewindable, require_logits
-from t2n_llm.sampling.wishes import Sampling
+from t2n_llm.runtime.generate import ExportedModel
+from t2n_llm.runtime.prompt_lookup import lookup_answer, opened_rewindable, require_logits
+from t2n_llm.runtime.sampling.wishes import Sampling
 
 CODE = """def read_rows(path, separator):
     rows = []

@@ -38,9 +38,9 @@ from fetch_test_models import FetchError, default_output, fetch
 
 from generic_export.errors import OptionError, T2NError
 from t2n_llm import export_llm
+from t2n_llm.bench.comparison import SpeedComparison
 from t2n_llm.cli.comparison import Grid, run_comparison
 from t2n_llm.export.located import locate_archive
-from t2n_llm.measure.comparison import SpeedComparison
 
 EXPORTS: Mapping[str, dict[str, Any]] = {
     "f16": {},

@@ -74,7 +74,7 @@ def wanted(
 def measured(model: Path, options: argparse.Namespace, key: tuple[str, str, str], work: Path) -> Point:
     """Export, and measure what came of it."""
     from t2n_llm.export.pipeline import export_llm
-    from t2n_llm.measure.quantize_report import quantize_report
+    from t2n_llm.inspect.quantize_report import quantize_report
 
     algorithm, recipe, target = key
     output = work / "export"
@@ -93,7 +93,9 @@ def measured(model: Path, options: argparse.Namespace, key: tuple[str, str, str]
     report = quantize_report(output, str(model), text=options.text, tokens=_TOKENS, window=WINDOW)
     shutil.rmtree(output)
     found = report.quality
-    return Point(algorithm, recipe, target, report.bytes, found.mean_kl, found.same_top1, found.perplexity)
+    return Point(
+        algorithm, recipe, target, report.bytes, found.mean_kl_divergence, found.same_top1_share, found.perplexity
+    )
 
 
 def read_points(path: Path | None) -> list[Point]:

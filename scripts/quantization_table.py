@@ -82,7 +82,7 @@ def torch_measure(folder: Path, calibration: str) -> Measure:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from t2n_llm.measure.quality import torch_predict
+    from t2n_llm.inspect.quality import torch_predict
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
     original = {name: values.clone() for name, values in model.state_dict().items()}
@@ -143,7 +143,7 @@ def tract_measure(folder: Path, calibration: str, work: Path) -> Measure:
     """Return a measure that exports an archive for every row and asks tract."""
     from t2n_llm.check.runner import WheelRunner
     from t2n_llm.export.pipeline import export_llm
-    from t2n_llm.measure.quality import ArchiveReading, engine_predict
+    from t2n_llm.inspect.quality import ArchiveReading, engine_predict
 
     @contextmanager
     def measure(name: str) -> Iterator[Any]:
@@ -187,7 +187,7 @@ def table(
         known: rows that need not be measured again.
         keep: file for the logits of f32; those in it are used.
     """
-    from t2n_llm.measure.quality import compare_windows
+    from t2n_llm.inspect.quality import compare_windows
 
     known = known or {}
     reference: list[Any] | None = None
@@ -199,7 +199,14 @@ def table(
             reference = reference or _reference(measure, windows, keep)
             with nullcontext(_given(reference)) if name == "f32" else measure(name) as predict:
                 found = compare_windows(windows, _given(reference), predict)
-            row = Row(name, found.mean_kl, None, found.same_top1, found.perplexity, time.monotonic() - started)
+            row = Row(
+                name,
+                found.mean_kl_divergence,
+                None,
+                found.same_top1_share,
+                found.perplexity,
+                time.monotonic() - started,
+            )
         baseline = row.kl if name == BASELINE else baseline
         yield replace(row, kl_ratio=row.kl / baseline if baseline else None)
 
@@ -340,7 +347,7 @@ def windows_of_text(folder: Path, text: Path, count: int) -> list[list[int]]:
     """
     from generic_export.errors import OptionError
     from t2n_llm.compress.text import read_text
-    from t2n_llm.measure.quality import windows_of_text as cut
+    from t2n_llm.inspect.quality import windows_of_text as cut
     from t2n_llm.source.hub import load_tokenizer
 
     try:

@@ -17,11 +17,17 @@ __all__ = ["ExportResult", "export_llm"]
 
 keep_importable(
     {
-        "t2n_llm.benchmark": "t2n_llm.measure.benchmark",
-        "t2n_llm.diagnosis": "t2n_llm.explain.diagnosis",
-        "t2n_llm.inspection": "t2n_llm.measure.inspection",
+        "t2n_llm.benchmark": "t2n_llm.bench.benchmark",
+        "t2n_llm.diagnosis": "t2n_llm.debug.diagnosis",
+        "t2n_llm.inspection": "t2n_llm.inspect.inspection",
         "t2n_llm.located": "t2n_llm.export.located",
         "t2n_llm.options": "t2n_llm.export.options",
+        "t2n_llm.explain": "t2n_llm.debug",
+        "t2n_llm.explain.diagnosis": "t2n_llm.debug.diagnosis",
+        "t2n_llm.measure": "t2n_llm.runtime",
+        "t2n_llm.measure.benchmark": "t2n_llm.bench.benchmark",
+        "t2n_llm.measure.generate": "t2n_llm.runtime.generate",
+        "t2n_llm.measure.inspection": "t2n_llm.inspect.inspection",
     }
 )
 

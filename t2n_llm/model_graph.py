@@ -21,7 +21,7 @@ from generic_export.torch_graph.request import DynamicAxes
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.half import CastReport
 from generic_export.weights.source import TensorSource
-from kvcache.states import StateTensor
+from kvcache.states.tensors import StateTensor
 from t2n_llm.source.adapter_merge import Update
 from t2n_llm.weights.names import ParameterSources
 
@@ -49,15 +49,15 @@ class Ranges:
             "tokens": self.tokens,
             "limit": F16_LIMIT,
             "headroom": HEADROOM,
-            "largest": dict(self.largest),
+            "max_abs": dict(self.largest),
             "rescaled": [
                 {
                     "module": group.where,
-                    "largest": group.largest,
+                    "max_abs": group.largest,
                     "tensors": len(group.tensors),
                     "factor": 2.0**group.exponent,
                     "in_f32": group.in_f32,
-                    "obstacle": group.obstacle,
+                    "reason": group.obstacle,
                 }
                 for group in self.groups
             ],

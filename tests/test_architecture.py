@@ -28,26 +28,29 @@ FORBIDDEN = {
 ORDER = {
     "generic_export": """
         .
-        diagnose/report/reproduction
+        debug/report/reproduction
         diagnose
-        diagnose/piece_by_piece diagnose/report
-        diagnose/attempt
-        diagnose/record
-        diagnose/diagnosis
-        diagnose/records
-        diagnose/plain_data
+        diagnose/piece_by_piece
+        debug/piece_by_piece
+        debug
+        debug/report
+        debug/attempt
+        debug/record
+        debug/diagnosis
+        debug/records
+        debug/plain_data
         detection
         remodel
         export
         assertions opened_archive
-        coverage
+        debug/coverage
         inference_target
         inference_target/tract
-        inference_target/tract/evidence
-        capture compared_sizes documents exported_programs float_dtype half_weights tested_versions
+        debug/archive
+        capture compare/other_sizes documents module_forms half_weights tested_versions
         inference_target/tract/engine_target
         inference_target/tract/engines
-        inference_target/tract/releases inference_target/tract/check
+        inference_target/tract/releases
         inference_target/base
         inference_target/example inference_target/version
         ops
@@ -57,7 +60,7 @@ ORDER = {
         torchscript/harden
         torchscript/module
         torchscript/interpreter
-        torchscript/tensors torchscript/scalars torchscript/scopes
+        torchscript/scalars
         torchscript/schema
         torch_graph read
         write
@@ -65,17 +68,18 @@ ORDER = {
         weights
         pages
         child_pipes
-        allocator devices figures file_locks files interrupts logs processes sizes
+        allocator devices figures files interrupts logs processes sizes
+        compare
         compat earlier_paths errors
     """,
     "quant": """
         .
-        awq drift recipe tensor
+        awq recipe tensor
         gptq factors budget
         algorithms
-        imatrix lattice
+        imatrix
         prequantized
-        stream weighted_search descent
+        stream weighted_search
         column_kernel
         block_kernel
         lanes packing protocol symmetric
@@ -83,21 +87,24 @@ ORDER = {
     """,
     "kvcache": """
         .
-        operators state_adapters engine_state half_states
-        forms moe_engine attention
-        explicit_cache moe_families
-        attention_families attention_latent compressed_layer recurrent windows
-        attention_compressed moe
-        attention_blocks attention_funnel attention_global hyper_connections rotary rotary_scaling state_views states
+        operators states/state_adapters
+        forms attention/operator experts/engine
+        states experts/families
+        attention recurrent states/windows
+        attention/compressed experts
+        attention/blocks attention/global_tokens rotary
+        states/state_views states/tensors
         compat
     """,
     "t2n_llm": """
         .
         cli
         zoo
-        explain serve exporters
-        chat
-        diffusion measure share
+        debug runtime/serve exporters
+        inspect
+        bench
+        inspect/inspection runtime/chat
+        diffusion runtime share
         export
         tasks
         check
@@ -106,10 +113,10 @@ ORDER = {
         model_graph
         weights
         source
-        chat/template
-        chat/template_process
-        chat/template_worker
-        reporter sampling
+        runtime/chat/template
+        runtime/chat/template_process
+        runtime/chat/template_worker
+        reporter runtime/sampling
         compat option
     """,
 }

@@ -22,23 +22,23 @@ Answers = dict[str, torch.Tensor]
 
 
 def exportable_detector(model: nn.Module, size: Size, *, raw: bool = False) -> nn.Module:
-    """Return a module that answers as a detector of torchvision does, in a fixed number of rows.
+    """Return a module that computes the detections of a torchvision detector with a fixed number of rows.
 
-    It takes one picture, f32 [1, 3, height, width] from 0 to 1, and does all that the detector does: colours, resizing, padding,
-    network, choice among candidates, suppression. It returns a dict: `boxes` f32 [K, 4] on the picture, `labels` i64 [K], `scores`
-    f32 [K] and `count` i64 []; with masks, `masks` f32 [K, 1, height, width]; with keypoints, `keypoints` f32 [K, P, 3] and
-    `keypoints_scores` f32 [K, P]. K is the detector's `detections_per_img`; the first `count` rows are the detections, the best
-    first, the others are zeros.
+    The module takes one image, f32 [1, 3, height, width] with values from 0 to 1, and runs the whole detector: normalization,
+    resizing, padding, network, selection and suppression. It returns a dict: `boxes` f32 [K, 4] in image coordinates, `labels`
+    i64 [K], `scores` f32 [K] and `count` i64 []; with masks also `masks` f32 [K, 1, height, width]; with keypoints also
+    `keypoints` f32 [K, P, 3] and `keypoints_scores` f32 [K, P]. K is the detector's `detections_per_img`. The first `count`
+    rows are the detections, best first. The remaining rows are zero.
 
     Args:
-        model: a RetinaNet, FCOS, SSD, Faster R-CNN, Mask R-CNN or Keypoint R-CNN of torchvision; it is held, not
-            copied, and stays as it is.
-        size: height and width of the pictures.
-        raw: return what the network says of every anchor instead, before any choice: logits and deltas by torchvision's names, and
-            `anchors` f32 [A, 4] on the resized picture.
+        model: a RetinaNet, FCOS, SSD, Faster R-CNN, Mask R-CNN or Keypoint R-CNN of torchvision. It is referenced, not copied
+            or modified.
+        size: height and width of the images.
+        raw: return the network's outputs for every anchor instead: logits and deltas with torchvision's names, and `anchors`
+            f32 [A, 4] in the resized image.
 
     Raises:
-        OptionError: the model is of another class, or the size is none of a picture.
+        OptionError: the model is of another class, or `size` is not an image size.
         MissingExtraError: torchvision is not installed.
     """
     try:

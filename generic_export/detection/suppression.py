@@ -28,21 +28,24 @@ def bounded_nms(
     valid: torch.Tensor | None = None,
     classes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first indices that `torchvision.ops.nms` would, and how many they are: indices i64 [outputs], count i64 [].
+    """Return the first indices of `torchvision.ops.nms`, and their number.
 
-    The best candidate that is left is kept, and takes away all that overlap it by more than the threshold; once for each
-    result. Equal scores go by index. Indices from `count` on are `NOTHING`.
+    For each result, the best remaining candidate is selected, and all candidates that overlap it by more than the threshold are
+    removed. Equal scores are ordered by index.
 
     Args:
-        boxes: x1, y1, x2, y2 in f32 [N, 4].
+        boxes: f32 [N, 4], x1, y1, x2, y2.
         scores: [N].
-        iou_threshold: not negative; compared with f32 quotients, as torchvision does.
-        outputs: how many to keep at most.
-        valid: bool [N], which candidates there are; None for all.
-        classes: [N], only candidates of equal ones take each other away; None where all do.
+        iou_threshold: intersection over union, at least 0; compared in f32, as torchvision does.
+        outputs: largest number of results K.
+        valid: bool [N], which candidates exist; None for all.
+        classes: [N]; only candidates of the same class remove each other. None for one class.
+
+    Returns:
+        Indices i64 [K] and their count i64 []. Indices from `count` on are `NOTHING`.
 
     Raises:
-        OptionError: the threshold is negative.
+        OptionError: `iou_threshold` is negative.
     """
     if iou_threshold < 0:
         raise OptionError(f"an overlap is not below 0: the threshold is {iou_threshold}.", "Give one from 0 to 1.")
@@ -82,17 +85,24 @@ def bounded_batched_nms(
     *,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first indices that `torchvision.ops.batched_nms` would on a CPU, and how many they are.
+    """Return the first indices of `torchvision.ops.batched_nms`, and their number.
 
-    Up to 1,000 valid candidates it shifts the boxes of each class, which rounds their overlaps; so does this. Beyond that
-    its order of equal scores is that of an unstable sort.
+    Up to 1,000 valid candidates the boxes of each class are shifted, as torchvision does, which rounds their overlaps the same
+    way. Above that, torchvision's order of equal scores depends on an unstable sort and may differ.
 
     Args:
-        boxes, scores, iou_threshold, outputs, valid: as of `bounded_nms`; no valid box has a negative coordinate.
+        boxes: f32 [N, 4], x1, y1, x2, y2; valid boxes have no negative coordinate.
+        scores: [N].
         classes: i64 [N].
+        iou_threshold: boxes of the same class that overlap more than this are removed; at least 0.
+        outputs: largest number of results K.
+        valid: bool [N], which candidates exist; None for all.
+
+    Returns:
+        Indices i64 [K] and their count i64 []. Indices from `count` on are `NOTHING`.
 
     Raises:
-        OptionError: as of `bounded_nms`.
+        OptionError: `iou_threshold` is negative.
     """
     there = torch.ones_like(classes, dtype=torch.bool) if valid is None else valid
     largest = torch.where(there.unsqueeze(1), boxes, 0.0).amax((0, 1)) if boxes.shape[0] else boxes.new_zeros(())

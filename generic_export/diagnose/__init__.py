@@ -1,7 +1,29 @@
 """Which part of a model does not export, or exports and is wrong: recorded, tried piece by piece, told with file and line."""
 
-from generic_export.diagnose.attempt.worker import Limits
-from generic_export.diagnose.diagnosis import Culprit, Diagnosis, DiagnosisError
+from generic_export.compare.comparison import Comparison
+from generic_export.debug.attempt.worker import Limits
+from generic_export.debug.diagnosis import Culprit, Diagnosis, DiagnosisError, diagnosis_text
+from generic_export.debug.record.axes import infer_axes
+from generic_export.debug.record.observe import observe, record
+from generic_export.debug.record.recording import Call, ObservationError, Recording
+from generic_export.debug.record.state import (
+    StateAdapter,
+    UnknownStateError,
+    register_state_adapter,
+    state_adapters,
+)
+from generic_export.debug.records import (
+    Axis,
+    AxisReport,
+    ErrorRecord,
+    Leaf,
+    LeafKind,
+    Outcome,
+    Piece,
+    Stage,
+    Verdict,
+)
+from generic_export.debug.search import Progress, diagnose
 from generic_export.diagnose.piece_by_piece import (
     CustomOpStrategy,
     ModelDiagnoseOutput,
@@ -10,34 +32,12 @@ from generic_export.diagnose.piece_by_piece import (
     trace_execution_piece_by_piece,
     trace_forward_execution,
 )
-from generic_export.diagnose.record.axes import infer_axes
-from generic_export.diagnose.record.observe import observe, record
-from generic_export.diagnose.record.recording import Call, ObservationError, Recording
-from generic_export.diagnose.record.state import (
-    StateAdapter,
-    UnknownStateError,
-    register_state_adapter,
-    state_adapters,
-)
-from generic_export.diagnose.records import (
-    Axis,
-    AxisReport,
-    ErrorRecord,
-    Leaf,
-    LeafKind,
-    Metrics,
-    Outcome,
-    Piece,
-    Stage,
-    Verdict,
-)
-from generic_export.diagnose.report.terminal import diagnosis_text
-from generic_export.diagnose.search import Progress, diagnose
 
 __all__ = [
     "Axis",
     "AxisReport",
     "Call",
+    "Comparison",
     "Culprit",
     "CustomOpStrategy",
     "Diagnosis",
@@ -46,7 +46,6 @@ __all__ = [
     "Leaf",
     "LeafKind",
     "Limits",
-    "Metrics",
     "ModelDiagnoseOutput",
     "ObservationError",
     "Outcome",

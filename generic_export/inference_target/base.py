@@ -19,11 +19,11 @@ from generic_export.translate.choices import Numerics, Spelling
 
 
 class InferenceTarget:
-    """Base of all targets.
+    """Base class of export targets.
 
     Attributes:
-        dynamic_axes: `{name: {axis: symbol}}`, the axes that stay symbolic; one symbol is one size.
-        check_io: run the archive in the target's engine and compare with PyTorch before the export returns.
+        dynamic_axes: `{name: {axis: symbol}}`, the axes that stay symbolic. Axes with the same symbol have the same size.
+        check_io: run the archive in the target's engine and compare it with PyTorch before the export returns.
     """
 
     dynamic_axes: DynamicAxes = MappingProxyType({})
@@ -31,26 +31,30 @@ class InferenceTarget:
 
     @property
     def numerics(self) -> Numerics:
-        """Where an f16 graph computes in f32."""
+        """Operators of an f16 graph that compute in f32."""
         return Numerics()
 
     @property
     def spelling(self) -> Spelling:
-        """Which of two ways to say the same thing is written."""
+        """Which form is written where NNEF has several equivalent forms."""
         return Spelling()
 
     @property
     def properties(self) -> Mapping[str, str | float]:
-        """Key/value pairs that the document carries about its making."""
+        """Key/value pairs that describe the export and are stored in the document."""
         return {}
 
     @property
     def refuses_sizes(self) -> bool:
-        """Whether the engine refuses a run at sizes that an archive declares itself wrong at."""
+        """Whether the engine refuses to run at sizes that the archive excludes."""
         return False
 
     def with_dynamic_axes(self, axes: DynamicAxes) -> InferenceTarget:
-        """Return the target with other dynamic axes, whatever class of yours it is."""
+        """Return a copy of this target with other dynamic axes. Subclasses keep their class.
+
+        Args:
+            axes: as the attribute `dynamic_axes`.
+        """
         other = copy.copy(self)
         object.__setattr__(other, "dynamic_axes", axes)
         return other
@@ -58,43 +62,55 @@ class InferenceTarget:
     def pre_trace(
         self, model: nn.Module, input_names: Sequence[str] | None, output_names: Sequence[str] | None
     ) -> None:
-        """Refuse a module, dynamic axes, or an engine that is not there, before any work is done.
+        """Validate the module, the dynamic axes and the engine before the export starts. Override to add checks.
 
         Args:
-            model: the module.
-            input_names, output_names: the names that were given; None where they follow from the module.
+            model: the module to export.
+            input_names: names of the inputs; None if they are derived from the module.
+            output_names: names of the outputs; None if they are derived from the module.
 
         Raises:
-            T2NError: the target cannot serve this export.
+            T2NError: the target cannot be used for this export.
         """
         if input_names is not None:
             check_names(self.dynamic_axes, input_names, output_names)
 
     def post_capture(self, graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
-        """Rewrite the captured graph before it is translated."""
+        """Rewrite the captured graph before it is translated. Override to change it.
+
+        Args:
+            graph: the captured graph.
+        """
         return graph
 
     def post_trace(self, nnef_graph: NnefGraph, active_custom_extensions: list[str]) -> NnefGraph | None:
-        """Rewrite the translated document, or add to what it declares.
+        """Rewrite the translated document, or add declarations to it. Override to change it.
 
         Args:
-            nnef_graph: the document, symbols and assertions of the dynamic axes included; it is immutable.
-            active_custom_extensions: the lines that it declares, such as `tract_symbol S`; what is appended is declared too.
+            nnef_graph: the document, with the symbols and assertions of the dynamic axes. It is immutable.
+            active_custom_extensions: declarations of the document, such as `tract_symbol S`. Appended lines are declared too.
 
         Returns:
-            Another document; None for the same.
+            The new document, or None to keep `nnef_graph`.
         """
         return nnef_graph
 
     def specific_fragments(self, model: nn.Module) -> Mapping[str, str]:
-        """Return fragments that the document needs for this target: their text by their names.
+        """Return the fragments that this target adds to the document, as `{name: text}`.
 
-        A fragment with the name of an operator stands for that operator; one that the document has already is left out.
+        A fragment with the name of an operator replaces that operator. Fragments that the document already defines are skipped.
+
+        Args:
+            model: the module to export.
         """
         return {}
 
     def post_translate(self, graph: NnefGraph) -> NnefGraph:
-        """Return the finished document as the target's engine reads it, or refuse it."""
+        """Return the final document in the form that the target's engine reads, or raise.
+
+        Args:
+            graph: the translated document.
+        """
         return graph
 
     def post_export(
@@ -105,17 +121,17 @@ class InferenceTarget:
         exported_filepath: Path,
         debug_bundle_path: Path | None = None,
     ) -> None:
-        """Prove the archive, when `check_io` is set.
+        """Compare the archive with PyTorch if `check_io` is set.
 
         Args:
             model: the module, in eval mode.
             nnef_graph: the document that was written.
-            args: arguments of the forward; an export gives an `ExampleCall`, which knows what PyTorch answered.
-            exported_filepath: the archive.
-            debug_bundle_path: where the case is written when the check fails.
+            args: arguments of the forward. During an export this is an `ExampleCall`, which also holds PyTorch's outputs.
+            exported_filepath: path of the archive.
+            debug_bundle_path: where to write a debug bundle if the check fails; None writes none.
 
         Raises:
-            EngineError: the engine refused or failed.
+            EngineError: the engine refused the archive or failed to run it.
             MismatchError: its outputs differ from PyTorch's.
         """
 

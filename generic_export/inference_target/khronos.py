@@ -50,10 +50,14 @@ _MATMUL_FORMS: Mapping[str, Mapping[str, Argument]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class KhronosNNEF(InferenceTarget):
-    """Export strict NNEF 1.0. There is no engine to check with, so `check_io` must be off.
+    """Exports strict NNEF 1.0, without tract's extensions. No engine is available to check it.
+
+    Args:
+        dynamic_axes: must be None or empty; NNEF 1.0 has fixed shapes.
+        check_io: must be False.
 
     Raises:
-        OptionError: dynamic axes or `check_io` were asked for.
+        OptionError: `dynamic_axes` or `check_io` is set.
     """
 
     dynamic_axes: DynamicAxes = None  # type: ignore[assignment]  # none, as {} is
@@ -69,8 +73,11 @@ class KhronosNNEF(InferenceTarget):
     def post_translate(self, graph: NnefGraph) -> NnefGraph:
         """Return the document in NNEF 1.0.
 
+        Args:
+            graph: the translated document.
+
         Raises:
-            UnsupportedOperatorError: an operation has no NNEF 1.0 form; it is named with its module.
+            UnsupportedOperatorError: an operation has no form in NNEF 1.0; the message names it and its module.
         """
         read = {name for operation in graph.operations for name in references(operation)} | set(graph.outputs)
         operations = tuple(

@@ -19,13 +19,13 @@ _TEXT = re.compile(
 @functools.total_ordering
 @dataclass(frozen=True)
 class SemanticVersion:
-    """A release number.
-
-    Precedence: Semantic Versioning 2.0.0, §11. A build tag (`+...`) is read and forgotten.
+    """A version number, ordered as Semantic Versioning 2.0.0 (section 11) defines. Build metadata (`+...`) is dropped.
 
     Attributes:
-        major, minor, patch: the three numbers.
-        prerelease: what stands after the hyphen, such as `rc.1`, or "".
+        major: first number.
+        minor: second number.
+        patch: third number.
+        prerelease: text after the hyphen, such as `rc.1`, or "".
     """
 
     major: int
@@ -35,7 +35,10 @@ class SemanticVersion:
 
     @staticmethod
     def parse(text: str | SemanticVersion) -> SemanticVersion:
-        """Read a version; one that is parsed already is returned as it is.
+        """Parse a version. A `SemanticVersion` is returned unchanged.
+
+        Args:
+            text: such as "0.23.9".
 
         Raises:
             OptionError: the text is not a version.
@@ -49,7 +52,11 @@ class SemanticVersion:
 
     @staticmethod
     def from_str(text: str) -> SemanticVersion:
-        """Read a version; another name of `parse`."""
+        """Parse a version; an alias of `parse`.
+
+        Args:
+            text: such as "0.23.9".
+        """
         return SemanticVersion.parse(text)
 
     def __str__(self) -> str:

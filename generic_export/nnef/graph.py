@@ -84,7 +84,7 @@ class NnefVariable:
         dtype: a tract name (`f16`), or a block format of `nnef.dat` (`q4_0`).
         part: what it is of a parameter, when it is not the parameter that bears its label.
         factor: what the parameter's values are multiplied with before they are stored: a power of two.
-        remainder_of: label of the variable that it is added to, where a parameter is stored as the sum of two; else "".
+        residual_of: label of the variable that it is added to, where a parameter is stored as the sum of two; else "".
     """
 
     label: str
@@ -92,17 +92,17 @@ class NnefVariable:
     dtype: str
     part: TensorPart | None = None
     factor: float = 1.0
-    remainder_of: str = ""
+    residual_of: str = ""
 
     @property
     def parameter(self) -> str:
         """Name of the model's tensor that its values come from."""
-        return (self.remainder_of or self.label) if self.part is None else self.part.parameter
+        return (self.residual_of or self.label) if self.part is None else self.part.parameter
 
     @property
     def values(self) -> int:
         """How many values of the model it holds: none of its own, where it is added to another one."""
-        return 0 if self.remainder_of else math.prod(self.shape)
+        return 0 if self.residual_of else math.prod(self.shape)
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,9 @@ def widen_weights(graph: NnefGraph, dtype: str, kept: Collection[str] = ()) -> N
         operations.append(renamed(op, {name: wider[name] for name in read}))
     labels = {each.label: name for name, each in variables.items()}
     rests = {
-        wider[name]: wider[labels[each.remainder_of]]
+        wider[name]: wider[labels[each.residual_of]]
         for name, each in variables.items()
-        if name in wider and labels.get(each.remainder_of) in wider
+        if name in wider and labels.get(each.residual_of) in wider
     }
     return replace(graph, operations=tuple(_with_one_product(operations, rests, names)))
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import sympy
 import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, TupleLiteral
-from generic_export.ops.conv_taps import channel_by_channel, is_channel_by_channel
 from generic_export.ops.integer_products import integer_convolution
 from generic_export.torch_graph.decompose.rewrites import rewrites
-from generic_export.torch_graph.dims import Dim, dim_text, floor_div, simplify_dim
+from generic_export.torch_graph.dims import Dim, dim_text, floor_div, same_dim, same_shape, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Value, ints
-from generic_export.translate.copies import copies_in_batch, picked_in_parts
 from generic_export.translate.registry import translates
+from generic_export.translate.value import values_in
 
 aten = torch.ops.aten
 
@@ -266,3 +267,121 @@ def conv_tbc(self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, pad: 
     """A convolution over the first axis of [T, B, C]; the kernel is [K, C, O]."""
     result = torch.nn.functional.conv1d(self.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad)
     return result.permute(2, 0, 1)
+
+
+# A convolution of each channel by itself, as a sum over the places of its kernel: for a number of channels that is not
+# known.
+# tract's `conv` wants concrete channels; the batch of what torchaudio's deltas and convolutions read has become
+# channels.
+def is_channel_by_channel(input: Value, weight: Value, groups: Dim) -> bool:
+    """Say whether a convolution has dynamic channels, each with a kernel of its own whose size is known."""
+    channels, per_group, *kernel = weight.shape
+    if isinstance(channels, int) or not all(isinstance(size, int) for size in (per_group, *kernel)):
+        return False
+    return same_dim(groups, channels) and same_dim(input.shape[1], channels)
+
+
+def channel_by_channel(
+    b: NnefBuilder,
+    padded: Value,
+    weight: Value,
+    bias: Value | None,
+    spatial: Sequence[Dim],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Value:
+    """Return the convolution.
+
+    Args:
+        b: writes it.
+        padded: [N, C, ...] with its borders.
+        weight: [C, 1, kernel ...].
+        bias: [C] or None.
+        spatial: sizes of the result after [N, C].
+        stride, dilation: by spatial axis.
+    """
+    total: Value | None = None
+    for place in product(*(range(int(size)) for size in weight.shape[2:])):  # type: ignore[arg-type]
+        seen, factor = padded, weight
+        for axis, at in enumerate(place):
+            first, last = at * dilation[axis], sympy.sympify(spatial[axis]) - 1
+            end = simplify_dim(first + stride[axis] * last + 1)
+            seen = b.slice(seen, 2 + axis, first, end, stride[axis])
+            factor = b.slice(factor, 2 + axis, at, at + 1)
+        term = b.binary("mul", seen, b.unsqueeze(b.squeeze(factor, [1]), [0]))
+        total = term if total is None else b.binary("add", total, term)
+    assert total is not None  # a kernel has a place
+    if bias is None:
+        return total
+    return b.binary("add", total, b.unsqueeze(bias, [0, *range(2, total.rank)]))
+
+
+# A batch some of whose rows are copies of each other: computed once, and copied after.
+# tract (core/src/ops/einsum/mod.rs) makes a product of a convolution with a kernel of 1, folds the reshape that joined
+# pictures and queries into it, takes the repetition off, and cannot put the result in its place: "Trying to substitute
+# a B,8,16,56,56 by B,1,16,56,56" (DETR's maps, one copy for each query). It is less work too.
+@dataclass(frozen=True)
+class Copies:
+    """A batch of copies.
+
+    Attributes:
+        one: the batch without them.
+        lead: the axes that its first axis was made of, 1 where there were copies.
+        repeated: the same with the copies.
+        size: of the first axis with the copies.
+    """
+
+    one: Value
+    lead: tuple[Dim, ...]
+    repeated: tuple[Dim, ...]
+    size: Dim
+
+    def again(self, b: NnefBuilder, computed: Value) -> Value:
+        """Return what was computed of `one` as often as there are copies."""
+        rest = computed.shape[1:]
+        apart = b.reshape(computed, [*self.lead, *rest])
+        return b.reshape(b.broadcast(apart, [*self.repeated, *rest]), [self.size, *rest])
+
+
+def copies_in_batch(b: NnefBuilder, value: Value) -> Copies | None:
+    """Return what a value's first axis holds copies of; None unless it was made of an axis that is sure to be a repetition."""
+    found = _repetition(b, value)
+    if found is None:
+        return None
+    source, axes = found
+    single = source
+    for axis in axes:
+        single = b.slice(single, axis, 0, 1)
+    joined = source.rank - value.rank + 1
+    lead, repeated = single.shape[:joined], source.shape[:joined]
+    size = simplify_dim(sympy.Mul(*map(sympy.sympify, lead)))
+    return Copies(b.reshape(single, [size, *value.shape[1:]]), tuple(lead), tuple(repeated), value.shape[0])
+
+
+def picked_in_parts(b: NnefBuilder, value: Value) -> Value:
+    """Return a concatenation whose parts with copies are gathered: tract takes a product over it apart, part by part."""
+    maker = b.maker_of(value)
+    if maker is None or maker.operator != "concat":
+        return value
+    parts = list(values_in(maker.inputs))
+    repetitions = [_repetition(b, part) for part in parts]
+    if not any(repetitions):
+        return value
+    gathered = [
+        part if found is None else b.reshape(b.picked(*found), part.shape)
+        for part, found in zip(parts, repetitions, strict=True)
+    ]
+    return b.concat(gathered, int(dict(maker.attributes)["axis"]))  # type: ignore[arg-type]
+
+
+def _repetition(b: NnefBuilder, value: Value) -> tuple[Value, list[int]] | None:
+    """Return what a value is a reshape of, and the axes with copies that went into its first one."""
+    maker = b.maker_of(value)
+    if maker is None or maker.operator != "reshape":
+        return None
+    (source,) = values_in(maker.inputs)
+    joined = source.rank - value.rank + 1
+    if joined < 2 or not same_shape(source.shape[joined:], value.shape[1:]):
+        return None
+    axes = [axis for axis in range(joined) if b.holds_copies(source, axis)]
+    return (source, axes) if axes else None

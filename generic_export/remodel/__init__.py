@@ -15,10 +15,9 @@ from generic_export.remodel.plan import (
     SubgraphPlan,
     SymbolConstraint,
 )
-from generic_export.remodel.plan_file import load_plan, parse_plan, plan_text, save_plan
+from generic_export.remodel.plan_file import load_plan, parse_plan, plan_text, save_plan, template_plan
 from generic_export.remodel.stages import BoundaryStages
 from generic_export.remodel.subgraph import Subgraph
-from generic_export.remodel.template import template_plan
 
 __all__ = [
     "BindConstant",

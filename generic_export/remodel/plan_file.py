@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -34,6 +34,7 @@ from generic_export.remodel.plan import (
     SubgraphPlan,
     SymbolConstraint,
 )
+from generic_export.remodel.subgraph import Signature, Subgraph
 
 PlanFormat: TypeAlias = Literal["yaml", "json"]
 
@@ -327,3 +328,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+# A plan to begin with: what a model's boundary is, written as a plan that changes nothing.
+# In: `Subgraph`s. Out: a `RemodelPlan` with the shape of every input and the name of every output.
+def template_plan(subgraphs: Sequence[Subgraph]) -> RemodelPlan:
+    """Return the plan that says what is there already.
+
+    Raises:
+        OptionError: a sub-graph's names or dynamic axes do not fit its module.
+    """
+    return RemodelPlan({subgraph.name: _template(subgraph) for subgraph in subgraphs})
+
+
+def _template(subgraph: Subgraph) -> SubgraphPlan:
+    signature = Signature.of(subgraph)
+    return SubgraphPlan(
+        inputs={tensor.name: InputPlan(shape=tensor.dims) for tensor in signature.inputs},
+        outputs_keep=tuple(tensor.name for tensor in signature.outputs),
+        assertions=tuple(subgraph.assertions),
+    )

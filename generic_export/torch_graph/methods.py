@@ -72,14 +72,14 @@ class _Method(SharedState):
 
 
 def as_forward(module: nn.Module, fn_name: str) -> nn.Module:
-    """Return a module whose forward is a method of another one.
+    """Return a module whose `forward` is another method of a module.
 
     Args:
-        module: the module that has the method; it is not modified, and `forward` gives it back as it is.
-        fn_name: the method.
+        module: the module. It is not modified.
+        fn_name: name of the method, such as "encode".
 
     Raises:
-        OptionError: there is no such method; or the module is a ScriptModule, whose other methods cannot be interpreted.
+        OptionError: there is no such method, or the module is a ScriptModule.
     """
     if fn_name == "forward":
         return module

@@ -7,39 +7,15 @@ bears that very path, an inner step of a module bears the path and the operator 
 from __future__ import annotations
 
 import enum
-import inspect
-import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from traceback import FrameSummary, StackSummary, walk_stack
-from typing import Any
 
-import torch
-import torch.fx.traceback as fx_traceback
 from torch.fx import Node
 
-from generic_export.compat import schema_of, stacks_taken_from
+from generic_export.compat import schema_of
 from generic_export.errors import OptionError
 from generic_export.torch_graph.ir import Argument, FixedTensorList, TensorVariable, TorchModuleIRGraph
-
-_FRAME_PATTERN = re.compile(r'File "([^"]+)", line (\d+)')
-SOURCE_KEY = "t2n_source"
-"""Under this key of `torch.fx.traceback.annotate` is the line of a script that is being interpreted."""
-
-
-class NotesSources:
-    """A module that notes the line of each of its operators itself, under `SOURCE_KEY`; others' are in the stack of Python."""
-
-
-_TORCH_ROOT = os.path.dirname(torch.__file__)
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
-_CALLER_OF_MODELS = os.path.join(_PACKAGE, "torch_graph", "nested.py")
-_OWN_ROOTS = tuple(
-    os.path.join(_PACKAGE, name) for name in ("torch_graph", "torchscript", "capture.py", "compat.py", "export.py")
-)
-_TYPED_IN = ("<stdin>", "<string>")
 
 # docs/contributing/engine-facts.md#identifiers-and-literals: such identifiers break tract's expression parser.
 _RESERVED_PREFIXES = ("true", "false", "inf")
@@ -61,48 +37,6 @@ def module_frame(node: Node, strip_prefix: str = "") -> tuple[str, str]:
     if path + "." == strip_prefix:
         return "", kind_name.rsplit(".", 1)[-1]
     return path.removeprefix(strip_prefix), kind_name.rsplit(".", 1)[-1]
-
-
-def user_source(stack_trace: str) -> str:
-    """Return `file.py:line` of the innermost frame outside PyTorch in a recorded stack trace ("" if none)."""
-    frames = _FRAME_PATTERN.findall(stack_trace)
-    for path, line in reversed(frames):
-        if _is_user_code(path):
-            return f"{os.path.basename(path)}:{line}"
-    return ""
-
-
-def _is_user_code(path: str) -> bool:
-    return path in _TYPED_IN or not path.startswith((_TORCH_ROOT, *_OWN_ROOTS, "<"))
-
-
-def short_stacks() -> AbstractContextManager[Any]:
-    """Record only the frame that `user_source` reads, without its source text: recording the whole stack is slow."""
-    return stacks_taken_from(_user_frame)
-
-
-def _user_frame() -> StackSummary:
-    for frame, line in walk_stack(inspect.currentframe()):
-        path = frame.f_code.co_filename
-        if path == _CALLER_OF_MODELS:  # what follows called the export
-            break
-        if _is_user_code(path):
-            # torch.fx drops a stack without a frame of this name.
-            call = FrameSummary(path, line, "forward", lookup_line=False, line="")
-            return StackSummary.from_list([call])
-    return StackSummary()
-
-
-def node_source(node: Node) -> str:
-    """Return `file:line` of what an FX node was captured from: where a script was written, else the innermost frame."""
-    noted = (node.meta.get("custom") or {}).get(SOURCE_KEY)
-    return noted or user_source(node.meta.get("stack_trace") or "")
-
-
-def current_source() -> str:
-    """Return the line of the script that is being interpreted right now ("" when none is)."""
-    custom = fx_traceback.current_meta.get("custom") or {}
-    return str(custom.get(SOURCE_KEY, ""))
 
 
 def name_results(graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
@@ -184,7 +118,7 @@ def _camel(dotted: str) -> str:
 
 
 class VariableNamingScheme(enum.StrEnum):
-    """How the values of a graph are called; a member equals its text."""
+    """How the values of a graph are named. A member equals its text."""
 
     RAW = "raw"
     NATURAL_VERBOSE = "natural_verbose"

@@ -15,15 +15,16 @@ from generic_export.errors import OptionError
 
 @dataclass(frozen=True)
 class DynamicSize:
-    """A size that changes, and what is known of it; tract refuses to run at other sizes.
+    """A dynamic size with constraints. tract refuses to run at sizes that violate them.
 
     Attributes:
-        name: its symbol.
-        multiple_of: what divides it.
-        min, max: the smallest and the largest size; None where nothing is known.
+        name: symbol of the size, such as `S`.
+        multiple_of: the size is a multiple of this number.
+        min: smallest allowed size; None for no limit.
+        max: largest allowed size; None for no limit.
 
     Raises:
-        OptionError: no size is left.
+        OptionError: the constraints allow no size.
     """
 
     name: str
@@ -40,22 +41,26 @@ class DynamicSize:
 
     @property
     def least(self) -> int:
-        """The smallest multiple that it may be."""
+        """Smallest allowed size."""
         return -(-(self.min or 1) // self.multiple_of) * self.multiple_of
 
     @property
     def most(self) -> int | None:
-        """The largest multiple that it may be; None where nothing bounds it."""
+        """Largest allowed size; None if there is no limit."""
         return None if self.max is None else self.max // self.multiple_of * self.multiple_of
 
     def near(self, size: int) -> int:
-        """Return the smallest allowed size from a size on, or the largest there is."""
+        """Return the smallest allowed size that is at least `size`, or the largest allowed size if there is none.
+
+        Args:
+            size: requested size.
+        """
         above = max(-(-size // self.multiple_of) * self.multiple_of, self.least)
         return above if self.most is None else min(above, self.most)
 
     @property
     def relations(self) -> tuple[str, ...]:
-        """What was said of it, as tract reads it."""
+        """The constraints in tract's syntax."""
         found = (
             [f"{self.name}-({self.name}/{self.multiple_of})*{self.multiple_of} == 0"] if self.multiple_of > 1 else []
         )

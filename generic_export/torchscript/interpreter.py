@@ -17,9 +17,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true as is_su
 
 from generic_export.compat import JitBlock, JitGraph, JitNode, JitValue, pytree, script_function
 from generic_export.errors import CaptureError, SpecializedAxisError
-from generic_export.torchscript.scalars import NOT_HERE, NUMBERS, as_declared, evaluate
+from generic_export.torchscript.scalars import NOT_HERE, NUMBERS, OF_TENSOR, as_declared, evaluate
 from generic_export.torchscript.schema import as_dtype, overload_named, parsed_schema, place_of, spelled_call
-from generic_export.torchscript.tensors import OF_TENSOR
 
 
 @dataclass(frozen=True)

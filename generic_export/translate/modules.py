@@ -26,10 +26,13 @@ _MODULE_TRANSLATIONS: dict[type[nn.Module], ModuleTranslation] = {}
 
 
 def translates_module(module_class: type[nn.Module]) -> Callable[[F], F]:
-    """Register a function as the translation of a class of modules (and of its subclasses).
+    """Decorator that registers a function as the translation of a module class and its subclasses.
+
+    Args:
+        module_class: the class.
 
     Raises:
-        RegistrationError: the class is no module class, or has a translation already.
+        RegistrationError: it is not a module class, or already has a translation.
     """
     if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
         raise RegistrationError(f"{module_class!r} is not a class of modules.")

@@ -40,10 +40,13 @@ _TRANSLATIONS: dict[OpOverload, _Registered] = {}
 
 
 def translates(*overloads: OpOverload) -> Callable[[F], F]:
-    """Register a function as the translation of one or several overloads.
+    """Decorator that registers a function as the translation of one or more operator overloads.
+
+    Args:
+        overloads: such as `torch.ops.aten.gelu.default`. The function's parameters must have the names of the schema.
 
     Raises:
-        RegistrationError: a parameter is not in an overload's schema, or the overload has a translation already.
+        RegistrationError: a parameter is not in the schema of an overload, or an overload already has a translation.
     """
 
     def register(function: F) -> F:

@@ -39,11 +39,11 @@ _MAGNITUDE = 0x7FFF  # float16 without its sign
 
 @dataclass(frozen=True)
 class OverflowCount:
-    """How much of one tensor did not fit the new dtype.
+    """Values of one tensor that exceeded the range of the new dtype.
 
     Args:
-        count: values that were saturated.
-        max_abs: the largest of their magnitudes before the cast.
+        count: number of saturated values.
+        max_abs: largest magnitude among them, before the cast.
     """
 
     count: int
@@ -85,10 +85,13 @@ class FlushedCount:
 
 @dataclass
 class CastReport:
-    """Collects what casts changed and saw, over all tensors of an export, by tensor name.
+    """Collects which values casts changed, for all tensors of an export, by tensor name.
 
     Args:
-        refuses_nonfinite: a tensor with inf or nan raises once it is streamed, and its count is known.
+        overflows: finite values that were saturated.
+        nonfinite: infinities and NaNs in the source.
+        flushed: values that became zero.
+        refuses_nonfinite: raise after streaming a tensor that contains inf or NaN.
     """
 
     overflows: dict[str, OverflowCount] = field(default_factory=dict)
@@ -97,26 +100,30 @@ class CastReport:
     refuses_nonfinite: bool = False
 
     def forget(self, name: str) -> None:
-        """Forget a tensor that is streamed once more."""
+        """Remove the record of a tensor that is streamed again.
+
+        Args:
+            name: name of the tensor.
+        """
         for counts in (self.overflows, self.nonfinite, self.flushed):
             counts.pop(name, None)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, eq=False)
 class CastTensor(DerivedTensor):
-    """A tensor source that casts another one while it streams; values round to nearest even, as `Tensor.to`.
+    """A tensor source that casts another one while it streams. Values are rounded to nearest even, as `Tensor.to` does.
 
-    A finite value that would become inf (beyond 65504 in float16, once rounded) becomes the largest finite value of
-    its sign, and is counted in `report` under the tensor's name; so is what float16 makes zero, and what is not finite in
-    the source. Streaming twice does not count twice. A source that has the dtype already is looked at all the same.
+    A finite value that would become inf (beyond 65504 in float16, after rounding) becomes the largest finite value of its
+    sign. `report` counts these values, values that float16 rounds to zero, and non-finite values of the source, by the tensor's
+    name. Streaming twice does not count twice. Sources that already have the dtype are inspected too.
 
     Args:
-        source: where the values come from; its dtype is one of `SOURCE_DTYPES`.
+        source: source of the values; its dtype is one of `SOURCE_DTYPES`.
         dtype: one of `TARGET_DTYPES`.
-        report: where overflows are recorded, while `chunks()` is consumed.
+        report: receives the counts while `chunks()` is consumed.
 
     Raises:
-        WeightError: one of the dtypes is not such a float.
+        WeightError: one of the dtypes is not supported.
     """
 
     source: TensorSource
@@ -131,10 +138,10 @@ class CastTensor(DerivedTensor):
             )
 
     def chunks(self) -> Iterator[memoryview]:
-        """The cast bytes; raises whatever the source raises.
+        """Yield the cast bytes; raises whatever the source raises.
 
         Raises:
-            NonFiniteWeightError: the source holds inf or nan, and the report refuses them; all bytes were given by then.
+            NonFiniteWeightError: the source contains inf or NaN and the report refuses them. All bytes were yielded by then.
         """
         self.report.forget(self.name)
         step, done = CHUNK_BYTES // self.dtype.itemsize, 0
@@ -212,12 +219,12 @@ class CastTensor(DerivedTensor):
 
 
 def cast_tensor(source: TensorSource, dtype: torch.dtype, report: CastReport) -> TensorSource:
-    """`source` as `dtype`: a `CastTensor`, or `source` itself when it has that dtype already.
+    """Return `source` in another dtype: a `CastTensor`, or `source` itself if it has that dtype.
 
     Args:
-        source: where the values come from.
-        dtype: the dtype wanted.
-        report: where overflows are recorded while the result is streamed.
+        source: source of the values.
+        dtype: the new dtype.
+        report: receives the counts while the result is streamed.
 
     Raises:
         WeightError: there is no such cast (integers, bool, 8-bit floats).

@@ -11,16 +11,18 @@ import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from generic_export.file_locks import try_lock
-
 _ATTEMPTS = 8
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
+
+# On Windows, other processes cannot read a locked byte. This offset is far beyond the end of any file that is locked here.
+_LOCKED_BYTE = 1 << 40
 
 
 class OwnedFile:
@@ -232,3 +234,28 @@ def _read(path: Path) -> tuple[str | None, dict[str, EntryRecord], int]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     return identity, entries, length
+
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+
+# Locks on files, which the system gives up with the process that holds them.
+# In: an open file. Out: whether this process holds its lock now.
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file, unless somebody else has locked it. It stays locked until it is closed.
+
+    Returns:
+        False where it is locked already, and where the file system has no locks.
+    """
+    try:
+        if sys.platform == "win32":
+            os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

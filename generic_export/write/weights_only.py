@@ -39,21 +39,22 @@ def iter_torch_tensors_from_disk(
     filter_key: NameFilter | None = None,
     map_location: str | torch.device = "cpu",
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read the tensors of a checkpoint one after the other; at most one is in memory, unless the caller keeps them.
+    """Read the tensors of a checkpoint one at a time. At most one is in memory, unless the caller keeps them.
 
     Args:
-        store_filepath: a file or folder, as `open_checkpoint` takes it; opened by this call, read while iterating.
-        filter_key: which names to read; None reads all.
-        map_location: device where the tensors are put.
+        store_filepath: checkpoint file or folder, as in `open_checkpoint`. It is opened by this call and read while iterating.
+        filter_key: returns whether to read the tensor of a given name; None reads all.
+        map_location: device of the returned tensors.
 
     Returns:
-        An iterator of (name, tensor) in the checkpoint's order. Every tensor has memory of its own, in the dtype it is
-        stored in: bf16, complex and 8-bit floats included.
+        An iterator of (name, tensor) in the checkpoint's order. Each tensor owns its memory and has the stored dtype,
+        including bf16, complex and 8-bit floats.
 
     Raises:
-        WeightError: nothing there, an unsafe pickle, or, while iterating, a tensor that has no torch dtype or is sparse.
-        CorruptCheckpointError: a file is truncated, missing, or contradicts the index.
-        OptionError: `map_location` is no device of this machine.
+        WeightError: the path does not exist, or is an unsafe pickle; or, while iterating, a tensor has no torch dtype or is
+            sparse.
+        CorruptCheckpointError: a file is truncated, missing or inconsistent with the index.
+        OptionError: `map_location` is not a device of this machine.
     """
     device = _device(map_location)
     tensors = _selected(open_checkpoint(Path(store_filepath)).tensors, filter_key)
@@ -70,28 +71,28 @@ def export_tensors_from_disk_to_nnef(
     bfloat16_as: torch.dtype | None = None,
     overwrite: bool = True,
 ) -> dict[str, torch.Tensor]:
-    """Write tensors of a checkpoint as `.dat` files, streaming: the size of a tensor does not matter.
+    """Write tensors of a checkpoint as `.dat` files. Tensors are streamed, so their size is not limited by memory.
 
     Args:
-        store_filepath: a file or folder, as `open_checkpoint` takes it.
-        output_dir: folder for the files, made when it is not there (its parent must be).
-        filter_key: which names to write; None writes all.
-        fn_check_found_tensors: called with what will be returned, before anything is written; it stops the export by
-            returning False, or by raising.
-        map_location: device that computes the conversion of bf16; the rest never leaves the CPU.
-        bfloat16_as: what bf16, which tract does not have, becomes: `torch.float32` (exact), `torch.float16` (refused
-            when a value does not fit), or None to refuse it.
-        overwrite: replace `.dat` files that are there already.
+        store_filepath: checkpoint file or folder, as in `open_checkpoint`.
+        output_dir: folder for the files. It is created if its parent exists.
+        filter_key: returns whether to write the tensor of a given name; None writes all.
+        fn_check_found_tensors: called with the result before anything is written. Return False or raise to stop the export.
+        map_location: device that converts bf16; everything else stays on the CPU.
+        bfloat16_as: dtype to convert bf16 to, which tract does not have: `torch.float32` (exact), `torch.float16` (refused if a
+            value does not fit), or None to refuse bf16.
+        overwrite: replace existing `.dat` files.
 
     Returns:
-        The tensors by name, in the checkpoint's order, as the checkpoint has them: their values stay on the disk until they
-        are used. Each one's file is `output_dir/NAME.dat`.
+        The tensors by name, in the checkpoint's order and dtype. Values are read from disk when they are used. The file of each
+        tensor is `output_dir/NAME.dat`.
 
     Raises:
-        WeightError: as `iter_torch_tensors_from_disk`; `fn_check_found_tensors` said no; or a bf16 value is beyond f16.
-        TensorFormatError: a tensor has no `.dat` form: its dtype, rank, or 4 GiB or more.
-        OutputExistsError: a file is there already, and `overwrite` is off. Nothing was written.
-        ArchiveError: a name is no path inside the folder, or the disk refuses. Nothing was left behind.
+        WeightError: as `iter_torch_tensors_from_disk`; or `fn_check_found_tensors` returned False; or a bf16 value does not fit
+            f16.
+        TensorFormatError: a tensor cannot be stored as `.dat` because of its dtype, rank, or size of 4 GiB or more.
+        OutputExistsError: a file exists and `overwrite` is False. Nothing was written.
+        ArchiveError: a name is not a path inside the folder, or writing failed. No partial file remains.
     """
     device = _device(map_location)
     tensors = _selected(open_checkpoint(Path(store_filepath)).tensors, filter_key)
@@ -116,15 +117,19 @@ def export_tensors_to_nnef(
     """Write tensors in memory as `.dat` files.
 
     Args:
-        name_to_torch_tensors: tensors of any strides and device, such as a `state_dict()`.
-        output_dir, bfloat16_as, overwrite: as `export_tensors_from_disk_to_nnef`.
+        name_to_torch_tensors: tensors with any strides and device, such as a `state_dict()`.
+        output_dir: see `export_tensors_from_disk_to_nnef`.
+        bfloat16_as: see `export_tensors_from_disk_to_nnef`.
+        overwrite: see `export_tensors_from_disk_to_nnef`.
 
     Returns:
-        The same tensors by name. Each one's file is `output_dir/NAME.dat`.
+        The same tensors by name. The file of each tensor is `output_dir/NAME.dat`.
 
     Raises:
-        WeightError: something is no tensor, or has no values (meta, sparse), or a bf16 value is beyond f16.
-        TensorFormatError, OutputExistsError, ArchiveError: as `export_tensors_from_disk_to_nnef`.
+        WeightError: a value is not a tensor, or has no values (meta, sparse), or a bf16 value does not fit f16.
+        TensorFormatError: as `export_tensors_from_disk_to_nnef`.
+        OutputExistsError: as `export_tensors_from_disk_to_nnef`.
+        ArchiveError: as `export_tensors_from_disk_to_nnef`.
     """
     for name, tensor in name_to_torch_tensors.items():
         if not isinstance(tensor, torch.Tensor):

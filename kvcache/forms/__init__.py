@@ -34,7 +34,11 @@ _FORMS: Mapping[str, Callable[[], StateForm]] = {
 
 
 def state_form(model: nn.Module) -> StateForm:
-    """Return the form of a model's family."""
+    """Return how the family of a model stores its states.
+
+    Args:
+        model: a transformers model.
+    """
     model_type = getattr(getattr(model, "config", None), "model_type", "")
     return _FORMS.get(model_type, CacheForm)()
 

@@ -12,10 +12,10 @@ from torch import nn
 from kvcache.compat import cache_in, cache_keyword
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead, explicit_recurrences
-from kvcache.states import States
+from kvcache.states.tensors import States
 
 if TYPE_CHECKING:
-    from kvcache.explicit_cache import ExplicitCache
+    from kvcache.states.explicit_cache import ExplicitCache
 
 # Families that number the tokens of every call from 0 when they are not told positions, as `generate()` tells them.
 _COUNTS_FROM_ZERO = frozenset({"bamba", "minimax"})
@@ -34,7 +34,7 @@ class CacheForm(StateForm):
 
     def cache(self, config: Any, past: States | None, last_read: LastRead) -> ExplicitCache:
         """Return the cache of one call; see `keywords`."""
-        from kvcache.explicit_cache import ExplicitCache
+        from kvcache.states.explicit_cache import ExplicitCache
 
         return ExplicitCache(config, past, last_read, self._windows)
 
@@ -69,7 +69,7 @@ class CacheConversation:
     def _own_cache(self, windowed: bool) -> Any:
         from transformers import DynamicCache
 
-        from kvcache.explicit_cache import growing_cache
+        from kvcache.states.explicit_cache import growing_cache
 
         config: Any = self._model.config
         windowed = windowed and config.model_type not in WINDOW_IN_CACHE_ALONE
@@ -84,7 +84,7 @@ class CacheConversation:
 
     def states(self) -> States:
         """See `Conversation.states`."""
-        from kvcache.explicit_cache import states_of
+        from kvcache.states.explicit_cache import states_of
 
         return states_of(self._cache)
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from kvcache.attention_families import explicit_attention_families
+from kvcache.attention.families import explicit_attention_families
 from kvcache.forms.cache import CacheConversation, CacheForm
-from kvcache.states import States
+from kvcache.states.tensors import States
 
 
 class DeepseekV4Form(CacheForm):
-    """States of `kvcache.attention_compressed`; see `kvcache.forms.StateForm`."""
+    """States of `kvcache.attention.compressed`; see `kvcache.forms.StateForm`."""
 
     def conversation(self, model: nn.Module, *, windowed: bool) -> CacheConversation:
         """See `StateForm.conversation`."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kvcache.recurrent import LastRead
-from kvcache.states import States
+from kvcache.states.tensors import States
 
 
 class Conversation(Protocol):

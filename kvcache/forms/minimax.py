@@ -20,7 +20,7 @@ from kvcache.forms.cache import CacheConversation, positions
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time
-from kvcache.states import Slot, States
+from kvcache.states.tensors import Slot, States
 
 _KIND = "recurrent_state"
 
@@ -30,7 +30,7 @@ class MiniMaxForm(StateForm):
 
     def keywords(self, model: nn.Module, past: States | None, last_read: LastRead, **inputs: Any) -> dict[str, Any]:
         """See `StateForm.keywords`; every layer is handed its states."""
-        from kvcache.explicit_cache import put_states
+        from kvcache.states.explicit_cache import put_states
 
         cache = sys.modules[type(model).__module__].MiniMaxCache()
         growing = {slot: tensor for slot, tensor in (past or {}).items() if slot.grows}
@@ -79,7 +79,7 @@ class MiniMaxConversation(CacheConversation):
 
 
 def _states_of(cache: Any) -> States:
-    from kvcache.explicit_cache import states_of
+    from kvcache.states.explicit_cache import states_of
 
     linear = enumerate(cache.linear_cache)
     found = states_of(cache)

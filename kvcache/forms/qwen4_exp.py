@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from kvcache.explicit_cache import ExplicitCache
 from kvcache.forms.cache import CacheConversation, CacheForm
 from kvcache.recurrent import LastRead
-from kvcache.states import Slot, States
+from kvcache.states.explicit_cache import ExplicitCache
+from kvcache.states.tensors import Slot, States
 
 _TOKENS = 2  # Qwen4ExpTextNGramEmbedding: the number of this state among a layer's convolution states
 

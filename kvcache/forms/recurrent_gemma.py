@@ -21,7 +21,7 @@ from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time, swap_time
 from kvcache.recurrent.short_conv import summed_taps
-from kvcache.states import Slot, States
+from kvcache.states.tensors import Slot, States
 
 
 class RecurrentGemmaForm(StateForm):
@@ -29,7 +29,7 @@ class RecurrentGemmaForm(StateForm):
 
     def keywords(self, model: nn.Module, past: States | None, last_read: LastRead, **inputs: Any) -> dict[str, Any]:
         """See `StateForm.keywords`."""
-        from kvcache.explicit_cache import ExplicitCache
+        from kvcache.states.explicit_cache import ExplicitCache
 
         return inputs | {cache_keyword(model.forward): ExplicitCache(model.config, past, last_read), "use_cache": True}
 

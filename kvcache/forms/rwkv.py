@@ -18,7 +18,7 @@ from torch import nn
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time, swap_time
-from kvcache.states import Slot, States
+from kvcache.states.tensors import Slot, States
 
 # Position in transformers' list -> where we keep one layer's part of it.
 _KINDS = (

@@ -20,7 +20,7 @@ from kvcache.compat import cache_in, cache_keyword, cache_of
 from kvcache.forms.form import StateForm
 from kvcache.recurrent import LastRead
 from kvcache.recurrent.loop import over_time
-from kvcache.states import Slot, States
+from kvcache.states.tensors import Slot, States
 
 _KIND = "recurrent_state"
 _PARTS = 3

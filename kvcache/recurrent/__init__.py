@@ -20,9 +20,8 @@ from generic_export.errors import CaptureError
 from generic_export.tested_versions import TRANSFORMERS
 from kvcache.recurrent.delta_rule import gated_delta_rule
 from kvcache.recurrent.last_read import LastRead
-from kvcache.recurrent.selective_scan import selective_scan
+from kvcache.recurrent.mamba import selective_scan, state_space_dual
 from kvcache.recurrent.short_conv import short_convolution
-from kvcache.recurrent.state_space_dual import state_space_dual
 
 PastState = Callable[[int], torch.Tensor | None]
 """Rank of the state -> the one that the running layer has just read from its cache."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from generic_export.compare.comparison import largest_error, logit_agreement
 from generic_export.errors import OptionError, ValidationError
 
 
@@ -19,20 +20,20 @@ class Tolerance:
     """What counts as agreement for an element type.
 
     Attributes:
-        max_abs_error: of the logits, as a share of the largest reference logit of the step (at least 1).
-        kl_divergence: of the next-token distributions, in nats, per step.
-        absolute: of the logits, added to that share.
+        rtol: of the logits, relative to the largest reference logit of the step (at least 1).
+        max_kl_divergence: of the next-token distributions of a step, in nats.
+        atol: of the logits, absolute; added to `rtol` times the largest logit.
     """
 
-    max_abs_error: float
-    kl_divergence: float
-    absolute: float = 0.0
+    rtol: float
+    max_kl_divergence: float
+    atol: float = 0.0
 
     def limited(self, atol: float | None, rtol: float | None) -> Tolerance:
         """Return it with limits of one's own: `atol + rtol * largest logit`; None for both leaves it as it is."""
         if atol is None and rtol is None:
             return self
-        return replace(self, absolute=atol or 0.0, max_abs_error=rtol or 0.0)
+        return replace(self, atol=atol or 0.0, rtol=rtol or 0.0)
 
     @staticmethod
     def for_dtype(dtype: str) -> Tolerance:
@@ -88,8 +89,8 @@ class StepResult:
 
     def agrees(self, tolerance: Tolerance) -> bool:
         """Say whether the step is within tolerance; another favourite token must be a tie at this resolution."""
-        limit = tolerance.absolute + tolerance.max_abs_error * self.scale
-        close = self.max_abs_error <= limit and (self.kl_divergence or 0.0) <= tolerance.kl_divergence
+        limit = tolerance.atol + tolerance.rtol * self.scale
+        close = self.max_abs_error <= limit and (self.kl_divergence or 0.0) <= tolerance.max_kl_divergence
         return close and (self.same_top1 is not False or self.top1_gap <= 2 * limit)
 
 
@@ -122,7 +123,7 @@ class CheckResult:
         return max((step.kl_divergence or 0.0 for step in self.steps), default=0.0)
 
     @property
-    def same_top1(self) -> int:
+    def same_top1_count(self) -> int:
         """Steps where both prefer the same token."""
         return sum(bool(step.same_top1) for step in self.steps)
 
@@ -156,13 +157,13 @@ class Agreement:
     Attributes:
         positions: of the check's text.
         mean_kl_divergence, max_kl_divergence: of the compressed model from the original, nats.
-        same_top1: positions where both prefer the same token.
+        same_top1_count: positions where both prefer the same token.
     """
 
     positions: int
     mean_kl_divergence: float
     max_kl_divergence: float
-    same_top1: int
+    same_top1_count: int
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class ValidationReport:
             | {
                 "max_abs_error": check.max_abs_error,
                 "max_kl_divergence": check.max_kl_divergence,
-                "same_top1": check.same_top1,
+                "same_top1_count": check.same_top1_count,
             }
             for check in self.checks
         ]
@@ -213,48 +214,29 @@ class ValidationReport:
             "dtype": self.dtype,
             "tolerance": asdict(self.tolerance),
             "checks": checks,
-            "original": asdict(self.original) if self.original is not None else None,
-            "largest_states": dict(self.largest_states),
+            "compressed_vs_original": asdict(self.original) if self.original is not None else None,
+            "state_max_abs": dict(self.largest_states),
         }
 
 
 def compare_step(step: int, candidate: np.ndarray, reference: np.ndarray) -> StepResult:
     """Compare one row of logits [vocab] with the reference's."""
-    left, right = candidate.astype(np.float64).ravel(), reference.astype(np.float64).ravel()
+    left, right = (row.astype(np.float64).reshape(1, -1) for row in (candidate, reference))
+    found = compare_values(step, left, right)
     if not np.isfinite(left).all():
-        return StepResult(step, np.inf, float(max(1.0, np.abs(right).max())), np.inf, False, np.inf)
-    log_p, log_q = _log_softmax(right), _log_softmax(left)
-    divergence = float(np.sum(np.exp(log_p) * (log_p - log_q)))
-    best, chosen = int(right.argmax()), int(left.argmax())
-    return StepResult(
-        step=step,
-        max_abs_error=float(np.abs(left - right).max()),
-        scale=float(max(1.0, np.abs(right).max())),
-        kl_divergence=max(0.0, divergence),
-        same_top1=best == chosen,
-        top1_gap=float(right[best] - right[chosen]),
-    )
+        return replace(found, max_abs_error=np.inf, kl_divergence=np.inf, same_top1=False, top1_gap=np.inf)
+    divergences, same = logit_agreement(left, right)
+    gap = float(right.max() - right[0, left.argmax()])
+    return replace(found, kl_divergence=float(divergences[0]), same_top1=bool(same[0]), top1_gap=gap)
 
 
-def compare_values(place: int, candidate: np.ndarray, reference: np.ndarray, smallest_scale: float = 1.0) -> StepResult:
-    """Compare two arrays that are no logits of tokens; another shape, inf and nan are an infinite error.
-
-    Args:
-        place: of the output.
-        candidate, reference: of any shape.
-        smallest_scale: lower limit of the largest reference value.
-    """
-    scale = float(max(smallest_scale, np.abs(reference).max(initial=0.0)))
-    if candidate.shape != reference.shape:
-        return StepResult(place, np.inf, scale)
-    difference = np.abs(candidate.astype(np.float64) - reference)
-    error = float(difference.max(initial=0.0)) if np.isfinite(difference).all() else np.inf
-    return StepResult(place, error, scale)
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max()
-    return shifted - np.log(np.exp(shifted).sum())
+def compare_values(
+    step: int, candidate: np.ndarray, reference: np.ndarray, *, smallest_scale: float = 1.0
+) -> StepResult:
+    """Compare tensors that are no logits of tokens; another shape, and a value that is not finite, are an infinite error."""
+    scale = max(smallest_scale, float(np.abs(reference).max(initial=0.0)))
+    error = largest_error(candidate, reference) if np.isfinite(candidate).all() else np.inf
+    return StepResult(step, error, scale)
 
 
 class FailedValidationError(ValidationError):
@@ -271,7 +253,7 @@ def _difference(bad: CheckResult) -> str:
     if bad.compares_tokens:
         return (
             f"in the {bad.name} check: max abs error {bad.max_abs_error:.3g}, KL {bad.max_kl_divergence:.3g}, "
-            f"same token in {bad.same_top1} of {len(bad.steps)}{detail}"
+            f"same token in {bad.same_top1_count} of {len(bad.steps)}{detail}"
         )
     size = " ({} x {} tokens)".format(*bad.shape) if bad.shape is not None else ""
     return f"on {bad.name}{size}: max abs error {bad.max_abs_error:.3g} of values up to {bad.scale:.3g}{detail}"

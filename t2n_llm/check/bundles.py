@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from generic_export.inference_target.tract.engines.cli import write_bundle
-from kvcache.states import PAST_LENGTH, StateTensor
+from kvcache.states.tensors import PAST_LENGTH, StateTensor
 from t2n_llm.check.reference import ReferenceRun
 
 GENERATION_TURNS = 16  # enough to see a cache go wrong, small enough to ship

@@ -12,7 +12,7 @@ import numpy as np
 
 from generic_export.errors import NumericRangeError
 from generic_export.torch_graph.precision.scale_groups import F16_LIMIT, HEADROOM
-from kvcache.states import Slot
+from kvcache.states.tensors import Slot
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.reporter import Reporter
 

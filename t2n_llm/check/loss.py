@@ -37,7 +37,7 @@ def difference(original: Agreement) -> str:
     """Return how far a compressed model is from its original, in words."""
     return (
         f"mean KL {original.mean_kl_divergence:.2g}, worst {original.max_kl_divergence:.2g}, "
-        f"same token {original.same_top1}/{original.positions}"
+        f"same token {original.same_top1_count}/{original.positions}"
     )
 
 

@@ -87,7 +87,7 @@ class PlacementOptions:
 
 @dataclass(frozen=True)
 class CheckingOptions(PlacementOptions, EngineOptions):
-    """How an export is compared with PyTorch; each option is described where it is declared."""
+    """Options of the comparison with PyTorch. Each field carries its description."""
 
     decode_steps: int = option(
         DEFAULT_DECODE_STEPS,

@@ -20,8 +20,8 @@ from generic_export.errors import OptionError, ReferenceDiedError, SourceError
 from generic_export.interrupts import asking, raise_if_interrupted
 from generic_export.processes import start_task, wait_for_news
 from kvcache.forms import state_form
-from kvcache.rotary_scaling import switching_length
-from kvcache.states import Slot
+from kvcache.rotary.scaling import switching_length
+from kvcache.states.tensors import Slot
 from t2n_llm.check.cache_range import largest_values
 from t2n_llm.check.options import DEFAULT_DECODE_STEPS
 from t2n_llm.graph.interface import sliding_window_of

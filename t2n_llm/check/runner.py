@@ -16,7 +16,7 @@ from generic_export.errors import EngineLoadError
 from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli, write_bundle
 from generic_export.inference_target.tract.engines.engine import EngineSession, IoFact
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel, WheelSession
-from kvcache.states import StateTensor, is_window_symbol
+from kvcache.states.tensors import StateTensor, is_window_symbol
 from t2n_llm.check.engines import chosen_engine
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.reporter import Steps, no_steps

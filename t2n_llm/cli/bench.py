@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from generic_export.inference_target.tract.engines.cli import TractCli
     from generic_export.inference_target.tract.engines.wheel import TractWheel
-    from t2n_llm.measure.benchmark import BenchReport, Samples
-    from t2n_llm.measure.comparison import SpeedComparison
-    from t2n_llm.measure.machine_limits import MachineLimits
-    from t2n_llm.measure.profiling import PhaseProfile, ProfileReport, TimeShare
+    from t2n_llm.bench.benchmark import BenchReport, Samples
+    from t2n_llm.bench.comparison import SpeedComparison
+    from t2n_llm.bench.machine_limits import MachineLimits
+    from t2n_llm.bench.profiling import PhaseProfile, ProfileReport, TimeShare
 
 
 from t2n_llm.check.options import EngineOptions, PlacementOptions
@@ -54,8 +54,8 @@ def profile(
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
+        from t2n_llm.bench.profiling import profile_archive
         from t2n_llm.export.located import locate_archive
-        from t2n_llm.measure.profiling import profile_archive
 
         report = profile_archive(
             locate_archive(archive),
@@ -112,10 +112,10 @@ def bench(
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
+        from t2n_llm.bench.benchmark import BenchPlan, bench_archives
         from t2n_llm.cli.bench_plot import check_plot, plot_bench
         from t2n_llm.cli.comparison import Grid, comparison_tables, plot_comparison, run_comparison
         from t2n_llm.export.located import locate_archive
-        from t2n_llm.measure.benchmark import BenchPlan, bench_archives
 
         if plot is not None:
             check_plot(plot)
@@ -294,7 +294,7 @@ def quantize_report(
     with open_sink(as_json, quiet) as sink:
         quiet_libraries(sink)
         from t2n_llm.cli.report_plot import plot_report, require_plotting
-        from t2n_llm.measure import quantize_report as measuring
+        from t2n_llm.inspect import quantize_report as measuring
 
         if plot is not None:
             require_plotting(plot)
@@ -321,5 +321,5 @@ def quantize_report(
     sink.quality(report, max_kl)
     if plot is not None:
         sink.drew(plot)
-    if max_kl is not None and not report.quality.mean_kl <= max_kl:
+    if max_kl is not None and not report.quality.mean_kl_divergence <= max_kl:
         raise typer.Exit(EXIT_DISAGREES)

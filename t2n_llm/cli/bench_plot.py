@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, MissingExtraError, OptionError
-from t2n_llm.measure.benchmark import BenchReport, Samples
+from t2n_llm.bench.benchmark import BenchReport, Samples
 
 _BAR = "#4878a8"
 _ERROR_BAR = "#222222"

@@ -24,11 +24,11 @@ from t2n_llm.cli.parameters import (
 )
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.cli.turns import PipedTurns, TypedTurns
-from t2n_llm.sampling.wishes import Sampling
+from t2n_llm.runtime.sampling.wishes import Sampling
 
 if TYPE_CHECKING:
-    from t2n_llm.chat.conversation import HeldConversation
-    from t2n_llm.measure.answering import Account
+    from t2n_llm.runtime.answering import Account
+    from t2n_llm.runtime.chat.conversation import HeldConversation
 
 _HELP = """\
 /reset      begin a new conversation
@@ -58,9 +58,9 @@ def chat(
     """
     sink, variables = open_sink(as_json), read_template_variables(template_kwargs)
     quiet_libraries(sink, answers=True)
-    from t2n_llm.chat.conversation import HeldConversation
-    from t2n_llm.chat.template import ChatTemplate
-    from t2n_llm.measure.generate import ExportedModel
+    from t2n_llm.runtime.chat.conversation import HeldConversation
+    from t2n_llm.runtime.chat.template import ChatTemplate
+    from t2n_llm.runtime.generate import ExportedModel
 
     model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
     ChatTemplate.of(model.tokenizer, model.folder, variables)  # refused before the engine starts
@@ -121,7 +121,7 @@ class _Chat:
 
     def _tell(self, account: Account) -> None:
         """Say how fast it was to people, and to everybody that an answer was cut off."""
-        from t2n_llm.measure.answering import AnswerEnding
+        from t2n_llm.runtime.answering import AnswerEnding
 
         speed = account.tokens_per_second
         said = [f"{account.tokens} tokens" + ("" if speed is None else f", {speed:.1f} tokens/s")]

@@ -10,27 +10,20 @@ from typing import TYPE_CHECKING, Any
 from generic_export.errors import OptionError
 from generic_export.figures import size_text
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from t2n_llm.bench.benchmark import BenchPlan, Samples
+from t2n_llm.bench.comparison import DEPTHS, PREFILLS, ComparisonPlan, SpeedComparison, SpeedRun, compare
+from t2n_llm.bench.rivals import rival_named
+from t2n_llm.bench.rivals.archive import ArchiveContender
+from t2n_llm.bench.rivals.protocol import Contender, SharedModel, processors
 from t2n_llm.cli.bench_plot import draw_bars, figure_class, save
 from t2n_llm.cli.tables import table_of
 from t2n_llm.export.located import LocatedArchive, distinct_names
-from t2n_llm.measure.benchmark import BenchPlan, Samples
-from t2n_llm.measure.comparison import DEPTHS, PREFILLS, ComparisonPlan, SpeedComparison, SpeedRun, compare
-from t2n_llm.measure.rivals.archive import ArchiveContender
-from t2n_llm.measure.rivals.protocol import Contender, SharedModel, processors
 from t2n_llm.source.reference import SourceRef
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from generic_export.inference_target.tract.engines.cli import TractCli
-
-
-from collections.abc import Mapping
-
-from generic_export.devices import CPU
-from t2n_llm.measure.rivals.llama_cpp import LlamaCpp
-from t2n_llm.measure.rivals.onnxruntime import OnnxRuntime
-from t2n_llm.measure.rivals.torch_eager import TorchEager
 
 _ALL = "all"
 _LINES = ("-", "--", ":", "-.")  # one a number of threads
@@ -238,28 +231,4 @@ def _draw_lines(axis: Any, comparison: SpeedComparison, kind: str, places: str) 
     axis.spines[["top", "right"]].set_visible(False)
 
 
-# --- programs by name --------------------------------------------------------------------------------
-
-
-RIVALS: Mapping[str, Callable[[SharedModel, str], Contender]] = {
-    "llama.cpp": LlamaCpp,
-    "onnxruntime": OnnxRuntime,
-    "torch": TorchEager,
-}
-
-
-def rival_named(text: str, subject: SharedModel) -> Contender:
-    """Return a rival for a name, with what stands after its colon: a file, a folder or a dtype.
-
-    Raises:
-        OptionError: there is no such rival, or it has no such variant.
-    """
-    name, _, variant = text.partition(":")
-    if name not in RIVALS:
-        raise OptionError(f"--against {text}: no such rival.", f"Use one of {', '.join(RIVALS)}.")
-    if subject.device != CPU and name != "torch":
-        raise OptionError(f"--against {text}: it is measured on the CPU only.", "Use --against torch, or --device cpu.")
-    return RIVALS[name](subject, variant)
-
-
-__all__ = ["RIVALS", "Grid", "comparison_tables", "plot_comparison", "rival_named", "run_comparison"]
+__all__ = ["Grid", "comparison_tables", "plot_comparison", "run_comparison"]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from t2n_llm.export.pipeline import ExportResult
     from t2n_llm.export.plan import ExportPlan
     from t2n_llm.export.verify import IntegrityReport
-    from t2n_llm.measure.quantize_report import QuantizeReport
+    from t2n_llm.inspect.quantize_report import QuantizeReport
     from t2n_llm.share.push import PushResult
 
 
@@ -77,7 +77,7 @@ _TOKEN_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
     "steps": lambda check: str(len(check.steps)),
     "max abs error": lambda check: f"{check.max_abs_error:.2e}",
     "max KL": lambda check: f"{check.max_kl_divergence:.2e}" if check.compares_tokens else "",
-    "same token": lambda check: f"{check.same_top1}/{len(check.steps)}" if check.compares_tokens else "",
+    "same token": lambda check: f"{check.same_top1_count}/{len(check.steps)}" if check.compares_tokens else "",
 }
 _VALUE_COLUMNS: Mapping[str, Callable[[CheckResult], str]] = {
     "texts x tokens": lambda check: " x ".join(map(str, check.shape or ())),
@@ -271,7 +271,7 @@ class Sink:
         ]
         if places:
             self._out.print(f"check it  t2n-llm validate {folder} {escape(' '.join(places))}")
-        if manifest["task"] in TRIED and "tokenizer.json" in manifest["companions"]:
+        if manifest["task"] in TRIED and "tokenizer.json" in manifest["copied_files"]:
             self._out.print(f"try it    t2n-llm generate {folder} {TRIED[manifest['task']]}")
         if pushed is not None:
             self.say(f"pushed    {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit}")
@@ -298,7 +298,7 @@ class Sink:
     def _compression(self, record: Mapping[str, Any]) -> None:
         """Print the size, how much of it is quantised, and what is not and why."""
         tensors = record["tensors"]
-        quantized = [tensor for tensor in tensors if tensor["scheme"] not in _PLAIN and not tensor.get("remainder_of")]
+        quantized = [tensor for tensor in tensors if tensor["scheme"] not in _PLAIN and not tensor.get("residual_of")]
         errors = [tensor["relative_error"] for tensor in quantized if tensor["relative_error"] is not None]
         detail = f", relative squared error {sum(errors) / len(errors):.2e} on average" if errors else ""
         self._out.print(
@@ -307,8 +307,8 @@ class Sink:
         )
         reasons: dict[str, list[Mapping[str, Any]]] = {}
         for tensor in tensors:
-            if tensor["kept"]:
-                reasons.setdefault(f"{tensor['scheme']}, {tensor['kept']}", []).append(tensor)
+            if tensor["kept_reason"]:
+                reasons.setdefault(f"{tensor['scheme']}, {tensor['kept_reason']}", []).append(tensor)
         for reason, kept in reasons.items():
             size = sum(tensor["bytes"] for tensor in kept) / 1e6
             names = ", ".join(tensor["label"] for tensor in kept[:_NAMED])
@@ -345,8 +345,10 @@ class Sink:
     def quality(self, report: QuantizeReport, max_kl: float | None) -> None:
         """Print what compression costs; a divergence above the limit is told in every mode."""
         measured = report.quality
-        if max_kl is not None and not measured.mean_kl <= max_kl:
-            self._err.print(f"[bold red]mean KL {measured.mean_kl:.4g} is above {max_kl:.4g}[/bold red] (--max-kl)")
+        if max_kl is not None and not measured.mean_kl_divergence <= max_kl:
+            self._err.print(
+                f"[bold red]mean KL {measured.mean_kl_divergence:.4g} is above {max_kl:.4g}[/bold red] (--max-kl)"
+            )
         if self.mode is OutputMode.JSON:
             self._json(report.asdict())
         elif self.mode is OutputMode.HUMAN:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from generic_export.diagnose import Diagnosis, Progress
-    from t2n_llm.explain.coverage import CoverageReport
+    from t2n_llm.debug.coverage import CoverageReport
 
 _EXIT_FAILED = 1
 
@@ -53,7 +53,7 @@ def coverage(
     with open_sink(as_json, quiet) as sink:
         quiet_libraries(sink)
         _require_writable(json_file)
-        from t2n_llm.explain.coverage import cover_model
+        from t2n_llm.debug.coverage import cover_model
 
         report = cover_model(
             origin.named(model),
@@ -116,7 +116,7 @@ def diagnose(
         for path in (html, json_file):
             _require_writable(path)
         from generic_export.diagnose import Limits
-        from t2n_llm.explain.diagnosis import DiagnosisOptions, Subject, diagnose_model
+        from t2n_llm.debug.diagnosis import DiagnosisOptions, Subject, diagnose_model
 
         options = DiagnosisOptions(
             subject=Subject.TINY if tiny else Subject.WEIGHTS if weights else Subject.SKELETON,
@@ -146,8 +146,8 @@ def _tell(sink: Sink, diagnosis: Diagnosis, html: Path | None, out: Path | None)
     """Write the reports that were asked for, and speak."""
     from rich.text import Text
 
+    from generic_export.debug.report.report_html import diagnosis_html
     from generic_export.diagnose import diagnosis_text
-    from generic_export.diagnose.report.report_html import diagnosis_html
 
     pages = [path for path in (html, out / "report.html" if out is not None else None) if path is not None]
     for path in pages:
@@ -291,7 +291,7 @@ def _json_text(record: dict[str, Any]) -> str:
 def _coverage_parts(report: CoverageReport) -> Iterator[Any]:
     from rich.markup import escape
 
-    from generic_export.coverage import Support
+    from generic_export.debug.coverage import Support
 
     yield _operators(report)
     for row in report.of(Support.MISSING):
@@ -325,7 +325,7 @@ def _operators(report: CoverageReport) -> Table:
     """What is missing first; then what is decomposed, then the rest, each by how often it is called."""
     from rich.markup import escape
 
-    from generic_export.coverage import Support
+    from generic_export.debug.coverage import Support
 
     colours = {Support.MISSING: "bold red", Support.DECOMPOSED: "cyan", Support.SUPPORTED: "green"}
     table = table_of("operator", "", ">calls", "first use", "line", "written as")

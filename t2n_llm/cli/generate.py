@@ -26,11 +26,11 @@ from t2n_llm.cli.parameters import (
 )
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.option import Panel
-from t2n_llm.sampling.wishes import Sampling
+from t2n_llm.runtime.sampling.wishes import Sampling
 
 if TYPE_CHECKING:
-    from t2n_llm.measure.answering import StreamedAnswer
-    from t2n_llm.measure.generate import ExportedModel
+    from t2n_llm.runtime.answering import StreamedAnswer
+    from t2n_llm.runtime.generate import ExportedModel
 
 _SOURCES = Panel.ENCODER_DECODER.value
 _MOST_NEW_TOKENS = 128  # of a text that is made of a source
@@ -193,7 +193,7 @@ def _read(read: Callable[[], str], name: str) -> str:
 def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> Iterable[str]:
     """Return the text that an export makes; the stack keeps its engine."""
     from t2n_llm.export.folder import read_any_manifest
-    from t2n_llm.measure.generate import export_folder
+    from t2n_llm.runtime.generate import export_folder
     from t2n_llm.tasks.names import CTC, WITH_SOURCES, recorded_task
 
     task = recorded_task(read_any_manifest(export_folder(archive)))
@@ -213,8 +213,8 @@ def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack
 
 
 def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> StreamedAnswer:
-    from t2n_llm.measure.generate import ExportedModel
-    from t2n_llm.measure.prompt_lookup import lookup_answer, opened_rewindable, require_logits
+    from t2n_llm.runtime.generate import ExportedModel
+    from t2n_llm.runtime.prompt_lookup import lookup_answer, opened_rewindable, require_logits
 
     model = ExportedModel.open(archive, device=asked.device, prefill_chunk=asked.prefill_chunk)
     if asked.prompt is None or asked.audio is not None or asked.image is not None:
@@ -240,15 +240,15 @@ def _ids_of(prompt: str, model: ExportedModel, asked: _Asked) -> Sequence[int]:
     """Return the tokens of a prompt, after what the model is told before it."""
     if asked.system is None:
         return model.encode(prompt, chat=asked.chat, variables=asked.variables)
-    from t2n_llm.chat.template import ChatTemplate
+    from t2n_llm.runtime.chat.template import ChatTemplate
 
     messages = [{"role": "system", "content": asked.system}, {"role": "user", "content": prompt}]
     return ChatTemplate.of(model.tokenizer, model.folder, asked.variables).written(messages).ids
 
 
 def _of_source(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> Iterable[str]:
-    from t2n_llm.measure.from_source import SourceModel, Wishes
-    from t2n_llm.measure.generate import export_folder
+    from t2n_llm.runtime.from_source import SourceModel, Wishes
+    from t2n_llm.runtime.generate import export_folder
 
     source = SourceModel.open(export_folder(archive), device=asked.device)
     sampled = sampling.choice(source.settings).samples
@@ -260,8 +260,8 @@ def _of_source(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> 
 
 
 def _of_frames(archive: Path, asked: _Asked) -> Iterable[str]:
-    from t2n_llm.measure.from_frames import text_of_frames
-    from t2n_llm.measure.generate import export_folder
+    from t2n_llm.runtime.from_source import text_of_frames
+    from t2n_llm.runtime.generate import export_folder
 
     if asked.audio is None or asked.prompt is not None or asked.image is not None:
         raise OptionError(f"{archive} was exported for ctc.", "Give --audio FILE.wav, and nothing else.")
@@ -271,7 +271,7 @@ def _of_frames(archive: Path, asked: _Asked) -> Iterable[str]:
 def tell_not_followed(sink: Sink, settings: Mapping[str, Any], *, sampled: bool, beams: bool) -> None:
     """Warn of what the model's settings ask for and is not done; see `sampling.settings.not_followed`."""
     from t2n_llm.export.folder import json_text
-    from t2n_llm.sampling.settings import SETTINGS_FILE, not_followed
+    from t2n_llm.runtime.sampling.settings import SETTINGS_FILE, not_followed
 
     left = not_followed(settings, sampled=sampled, beams=beams)
     if left:
@@ -280,8 +280,8 @@ def tell_not_followed(sink: Sink, settings: Mapping[str, Any], *, sampled: bool,
 
 def _account(made: Iterable[str]) -> dict[str, Any]:
     """Return what an answer of a language model took."""
-    from t2n_llm.measure.answering import StreamedAnswer
-    from t2n_llm.measure.prompt_lookup import LookupAnswer
+    from t2n_llm.runtime.answering import StreamedAnswer
+    from t2n_llm.runtime.prompt_lookup import LookupAnswer
 
     if not isinstance(made, StreamedAnswer):
         return {}

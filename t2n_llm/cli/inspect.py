@@ -16,7 +16,7 @@ from t2n_llm.cli.tables import filled_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from t2n_llm.measure.inspection import Inspection
+    from t2n_llm.inspect.inspection import Inspection
 
 
 _EXIT_REFUSED = 1
@@ -41,7 +41,7 @@ def inspect(
     """
     with open_sink(as_json, quiet) as sink:
         from t2n_llm.export.located import locate_archive
-        from t2n_llm.measure.inspection import ask_engine, inspect_archive
+        from t2n_llm.inspect.inspection import ask_engine, inspect_archive
 
         inspection = inspect_archive(locate_archive(archive))
         if graph:
@@ -192,7 +192,7 @@ def env(as_json: JsonOption = False, quiet: QuietOption = False) -> None:
     Exit code 0: shown. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
-        from t2n_llm.measure.environment import read_environment
+        from t2n_llm.inspect.environment import read_environment
 
         found = read_environment()
     sink.record(found.asdict())

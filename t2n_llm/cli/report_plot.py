@@ -16,7 +16,7 @@ from generic_export.files import write_whole
 from generic_export.pages import render
 from generic_export.pages.chart import Chart, Line, line_chart
 from t2n_llm.cli.report_tables import beside_gguf, by_kind, by_tensor, largest_errors
-from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality
+from t2n_llm.inspect.quantize_report import QuantizeReport, TensorQuality
 
 _INCHES = (9.0, 5.0)
 _DOTS = 150
@@ -92,7 +92,7 @@ def _label(axes: Any, report: QuantizeReport, drawn: Sequence[TensorQuality]) ->
     quality = report.quality
     axes.set_title(
         f"{report.folder}: {report.recipe}, {report.bits_per_weight:.2f} bits per weight\n"
-        f"mean KL {quality.mean_kl:.3g}, same token {100 * quality.same_top1:.1f} %, perplexity "
+        f"mean KL {quality.mean_kl_divergence:.3g}, same token {100 * quality.same_top1_share:.1f} %, perplexity "
         f"{quality.perplexity:.2f} (reference {quality.reference_perplexity:.2f})",
         fontsize=10,
     )
@@ -150,9 +150,9 @@ def report_html(report: QuantizeReport) -> str:
         figures=[
             ("bits per weight", f"{report.bits_per_weight:.2f}"),
             ("MB of weights", f"{report.bytes / 1e6:.1f}"),
-            ("mean KL divergence", f"{quality.mean_kl:.3g}"),
-            ("99 % KL divergence", f"{quality.tail_kl:.3g}"),
-            ("same most likely token", f"{100 * quality.same_top1:.1f} %"),
+            ("mean KL divergence", f"{quality.mean_kl_divergence:.3g}"),
+            ("99 % KL divergence", f"{quality.p99_kl_divergence:.3g}"),
+            ("same most likely token", f"{100 * quality.same_top1_share:.1f} %"),
             (f"perplexity (reference {quality.reference_perplexity:.2f})", f"{quality.perplexity:.2f}"),
         ],
         chart=_chart(report),

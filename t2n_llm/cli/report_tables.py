@@ -12,7 +12,7 @@ from t2n_llm.cli.tables import filled_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality
+    from t2n_llm.inspect.quantize_report import QuantizeReport, TensorQuality
 
 _WORST = 8  # tensors that are shown by name
 _Errors = tuple[float | None, float | None]
@@ -44,8 +44,11 @@ def end_effect(report: QuantizeReport) -> list[tuple[str, str]]:
     change = quality.perplexity / quality.reference_perplexity - 1
     return [
         ("weights", f"{report.bytes / 1e6:.1f} MB, {report.bits_per_weight:.2f} bits per weight"),
-        ("KL divergence", f"mean {quality.mean_kl:.4g}, 99 % {quality.tail_kl:.4g}, worst {quality.max_kl:.4g}"),
-        ("same most likely token", f"{100 * quality.same_top1:.1f} %"),
+        (
+            "KL divergence",
+            f"mean {quality.mean_kl_divergence:.4g}, 99 % {quality.p99_kl_divergence:.4g}, worst {quality.max_kl_divergence:.4g}",
+        ),
+        ("same most likely token", f"{100 * quality.same_top1_share:.1f} %"),
         ("perplexity", f"{quality.perplexity:.3f} ({change:+.2%} on {quality.reference_perplexity:.3f})"),
     ]
 
@@ -62,9 +65,9 @@ def beside_gguf(report: QuantizeReport) -> Sheet:
                 name,
                 f"{size / 1e6:.1f}",
                 f"{bits:.2f}",
-                f"{quality.mean_kl:.4g}",
-                f"{quality.tail_kl:.4g}",
-                f"{100 * quality.same_top1:.1f} %",
+                f"{quality.mean_kl_divergence:.4g}",
+                f"{quality.p99_kl_divergence:.4g}",
+                f"{100 * quality.same_top1_share:.1f} %",
                 f"{quality.perplexity:.3f}",
             )
             for name, size, bits, quality in shown

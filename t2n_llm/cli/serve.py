@@ -57,14 +57,14 @@ def serve(
     try:
         import uvicorn
 
-        from t2n_llm.serve.app import application
-        from t2n_llm.serve.guard import LOOPBACK, Admission
+        from t2n_llm.runtime.serve.app import application
+        from t2n_llm.runtime.serve.guard import LOOPBACK, Admission
     except ImportError as error:
         raise OptionError(f"serve needs {error.name}.", "Install it: pip install 't2n-llm[serve]'.") from error
-    from t2n_llm.chat.template import ChatTemplate
-    from t2n_llm.measure.generate import ExportedModel
-    from t2n_llm.sampling.wishes import Sampling
-    from t2n_llm.serve.desk import Desk, ServerLimits
+    from t2n_llm.runtime.chat.template import ChatTemplate
+    from t2n_llm.runtime.generate import ExportedModel
+    from t2n_llm.runtime.sampling.wishes import Sampling
+    from t2n_llm.runtime.serve.desk import Desk, ServerLimits
 
     model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
     tell_not_followed(sink, model.settings, sampled=Sampling().choice(model.settings).samples, beams=False)

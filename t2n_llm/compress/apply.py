@@ -57,11 +57,11 @@ def compress(
     report = QuantizationReport()
     replaced, given = dict(overrides or {}), dict(statistics or {})
     final: dict[str, TensorSource] = {}
-    twice = {variable.remainder_of for variable in plan.graph.variables}
+    twice = {variable.residual_of for variable in plan.graph.variables}
     for variable in plan.graph.variables:
         label, plain = variable.label, model.sources[plan.shared.get(variable.label, variable.label)]
-        if variable.remainder_of or label in twice:
-            changed = replaced.get(variable.remainder_of or label)
+        if variable.residual_of or label in twice:
+            changed = replaced.get(variable.residual_of or label)
             whole = plain if changed is None else multiplied(changed, variable.factor)
             final[label] = _half_of_sum(variable, plan, whole, report)
         elif label in replaced and label not in given:
@@ -84,9 +84,9 @@ def _half_of_sum(
     variable: NnefVariable, plan: CompressionPlan, plain: TensorSource, report: QuantizationReport
 ) -> TensorSource:
     """Return the blocks of a tensor that is stored as the sum of two, or those of what these leave."""
-    search, label = BUILT_IN[DEFAULT_ALGORITHM], variable.remainder_of or variable.label
+    search, label = BUILT_IN[DEFAULT_ALGORITHM], variable.residual_of or variable.label
     blocks = QuantizedTensor(RenamedTensor(oriented(uncast(plain), plan.axes[label]), label), search, report)
-    if not variable.remainder_of:
+    if not variable.residual_of:
         return blocks
     return QuantizedTensor(RenamedTensor(Remainder(blocks), variable.label), search, report)
 
@@ -137,7 +137,7 @@ def _record(
 ) -> TensorRecord:
     label = variable.label
     quantized = label in plan.formats
-    base = variable.remainder_of or label
+    base = variable.residual_of or label
     algorithm = plan.algorithms.get(label, "")
     if algorithm in CALIBRATED and base not in replaced and not weighed:
         algorithm = DEFAULT_ALGORITHM
@@ -154,6 +154,6 @@ def _record(
         part=variable.part,
         replaced=base in replaced,
         factor=variable.factor,
-        kept="" if quantized else plan.kept.get(label, ""),
-        remainder_of=variable.remainder_of,
+        kept_reason="" if quantized else plan.kept.get(label, ""),
+        residual_of=variable.residual_of,
     )

@@ -13,7 +13,7 @@ from typing import Any
 from generic_export.errors import OptionError
 from generic_export.nnef.block_storage import StorageUse, may_store, split_products, storage_uses, store_in_blocks
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.remainders import with_remainders
+from generic_export.nnef.half_storage import with_remainders
 from generic_export.weights.half import CastTensor
 from generic_export.weights.source import TensorSource
 from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM

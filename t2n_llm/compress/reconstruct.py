@@ -14,7 +14,7 @@ from torch import nn
 
 from generic_export.compat import parameters_of
 from quant.blocks import Q4Blocks
-from quant.drift import DriftAccumulator
+from quant.gptq import DriftAccumulator
 from quant.protocol import InputStatistics, Quantizer
 from t2n_llm.compress.observe import Run, first_input
 

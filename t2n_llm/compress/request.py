@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompressionOptions:
-    """What the user asked for; nothing given means no compression. See docs/how-to/compress.md.
+    """Options of compression. The defaults compress nothing. See docs/how-to/compress.md; each field carries its description.
 
     Raises:
-        OptionError: the recipe is unknown, unreadable or wrong, or an option has no meaning beside the others.
+        OptionError: the recipe is unknown, unreadable or invalid, or an option does not apply.
     """
 
     name: str | None = option(
@@ -92,7 +92,7 @@ class CompressionOptions:
             )
 
     def algorithms(self) -> Mapping[str, Quantizer]:
-        """Return the algorithms that work on one tensor at a time."""
+        """Return the algorithms that work on one tensor at a time, by name."""
         from quant.algorithms import BUILT_IN, load_algorithms
 
         return load_algorithms(self.quantizers) if self.quantizers or self.name or self.file else BUILT_IN
@@ -104,10 +104,10 @@ class CompressionOptions:
         return recipe is not None and bool(recipe.rules)
 
     def recipe(self) -> Recipe | None:
-        """Return the recipe, or None.
+        """Return the recipe, or None without compression.
 
         Raises:
-            OptionError: it is unknown, unreadable or wrong.
+            OptionError: the recipe is unknown, unreadable or invalid.
         """
         if self.name is None and self.file is None and self.quantizers is None:
             return None
@@ -122,12 +122,12 @@ class CompressionOptions:
         return read_recipe(self.file, known, size) if self.file is not None else None
 
     def dtype(self) -> str | None:
-        """Return the element type that the recipe wants for the graph, or None."""
+        """Return the dtype that the recipe requests for the graph, or None."""
         recipe = self.recipe()
         return recipe.dtype if recipe is not None else None
 
     def calibrates(self) -> bool:
-        """Say whether the recipe asks for an algorithm that runs the model."""
+        """Return whether the recipe contains an algorithm that runs the model."""
         names = self.algorithm_names()
         if not names:
             return False
@@ -136,12 +136,12 @@ class CompressionOptions:
         return not (names - ({IMATRIX} if self.imatrix is not None else set())).isdisjoint(CALIBRATED)
 
     def algorithm_names(self) -> set[str]:
-        """Return the algorithms that the recipe asks for."""
+        """Return the names of the algorithms in the recipe."""
         recipe = self.recipe()
         return recipe.algorithms() if recipe is not None else set()
 
     def recorded(self) -> dict[str, Any]:
-        """Return the options as plain data; where files lie on this machine is nobody else's business."""
+        """Return the options as plain data, without paths of this machine."""
         from t2n_llm.compress.statistics import recorded_file
 
         calibration = self.calibration

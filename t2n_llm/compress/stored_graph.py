@@ -37,8 +37,8 @@ class TensorRecord:
         part: what the tensor is of its parameter, or None when it is all of it.
         replaced: calibration gave it other values than the checkpoint's.
         factor: what the parameter's values are multiplied with in the archive.
-        kept: why it is not quantised although its kind could be, or "".
-        remainder_of: label of the tensor to which this one is added, or "".
+        kept_reason: why it is not quantised although its kind could be, or "".
+        residual_of: label of the tensor to which this one is added, or "".
         relative_error: squared error over energy, once streamed; None when nothing was measured.
         output_error: the same of the layer's outputs on the calibration text; None without calibration.
     """
@@ -53,15 +53,15 @@ class TensorRecord:
     part: TensorPart | None = None
     replaced: bool = False
     factor: float = 1.0
-    kept: str = ""
-    remainder_of: str = ""
+    kept_reason: str = ""
+    residual_of: str = ""
     relative_error: float | None = None
     output_error: float | None = None
 
     @property
     def values(self) -> int:
         """How many values of the model it holds: none of its own, where it is added to another tensor."""
-        return 0 if self.remainder_of else math.prod(self.shape)
+        return 0 if self.residual_of else math.prod(self.shape)
 
     @property
     def bits_per_weight(self) -> float:
@@ -106,13 +106,13 @@ class StoredGraph:
 
     def measured_records(self) -> tuple[TensorRecord, ...]:
         """Return the records with the errors that streaming measured."""
-        rests = {record.remainder_of: record.label for record in self.records if record.remainder_of}
+        rests = {record.residual_of: record.label for record in self.records if record.residual_of}
         return tuple(replace(record, relative_error=self._error(record, rests)) for record in self.records)
 
     def _error(self, record: TensorRecord, rests: Mapping[str, str]) -> float | None:
         """Return the relative error of a weight; of one that is the sum of two, that of the sum, which the first record has."""
         own = self.errors.errors.get(record.label)
-        if own is None or record.remainder_of:
+        if own is None or record.residual_of:
             return record.relative_error
         left = self.errors.errors.get(rests.get(record.label, ""))
         return own.relative_error if left is None else replace(own, squared_error=left.squared_error).relative_error

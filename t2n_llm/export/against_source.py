@@ -112,7 +112,7 @@ def _chosen_by_calibration(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _recorded(manifest: Mapping[str, Any], role: str) -> dict[str, str]:
-    parts = manifest.get("parts") or {}
+    parts = manifest.get("archives") or {}
     record = parts.get(role, manifest) if role != MODEL_ROLE else manifest
     return {str(label): str(entry["sha256"]) for label, entry in record["tensors"].items()}
 

@@ -320,7 +320,7 @@ def read_card(folder: Path, manifest: Mapping[str, Any]) -> ModelCard:
         checked=bool(validation),
         checks=tuple(map(_check, validation.get("checks", ()))),
         engine=f"tract {validation.get('engine_version', '')} ({validation.get('engine', '')})",
-        original=validation.get("original"),
+        original=validation.get("compressed_vs_original"),
         quality=manifest.get("quality"),
         batched=options.batch,
         keeps_states=any(not state.grows for state in states),
@@ -358,7 +358,7 @@ def _check(record: Mapping[str, Any]) -> CardCheck:
         steps=len(steps),
         max_abs_error=_number(record.get("max_abs_error")),
         max_kl_divergence=_number(record.get("max_kl_divergence")) if tokens else None,
-        same_token=f"{record.get('same_top1')}/{len(steps)}" if tokens else "",
+        same_token=f"{record.get('same_top1_count')}/{len(steps)}" if tokens else "",
         passed=bool(record["passed"]),
     )
 
@@ -371,7 +371,7 @@ def _number(value: Any) -> float:
 
 
 def _archives(folder: Path, manifest: Mapping[str, Any]) -> tuple[CardArchive, ...]:
-    parts = manifest.get("parts") or {MODEL_ROLE: manifest}
+    parts = manifest.get("archives") or {MODEL_ROLE: manifest}
     declared = {role: _declared(folder / str(part["archive"])) for role, part in parts.items()}
     known = {each.name: each for inputs in declared.values() for each in inputs} | _recorded(manifest)
     return tuple(
@@ -400,7 +400,7 @@ def _declared(archive: Path) -> tuple[CardTensor, ...]:
 def _recorded(manifest: Mapping[str, Any]) -> dict[str, CardTensor]:
     """Return what is known of outputs: those of single passes, states that are fed back, logits."""
     graph = manifest["graph"]
-    tensors = graph.get("tensors") or {}
+    tensors = graph.get("interface") or {}
     found = {
         name: CardTensor(name, str(entry["dtype"]), tuple("" if size is None else str(size) for size in entry["shape"]))
         for name, entry in tensors.items()
@@ -423,7 +423,7 @@ def _recorded(manifest: Mapping[str, Any]) -> dict[str, CardTensor]:
 
 
 def _files(manifest: Mapping[str, Any]) -> Iterator[CardFile]:
-    archives = {part["archive"]: role for role, part in (manifest.get("parts") or {MODEL_ROLE: manifest}).items()}
+    archives = {part["archive"]: role for role, part in (manifest.get("archives") or {MODEL_ROLE: manifest}).items()}
     files = manifest.get("files") or {}
     for name, entry in sorted(files.items(), key=lambda item: (item[0] not in archives, item[0])):
         if name in archives:

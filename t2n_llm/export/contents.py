@@ -20,7 +20,7 @@ REPLACED = ("*.nnef/*", "*.nnef.tar", "*.nnef.tgz", "tests/*")
 def export_patterns(manifest: Mapping[str, Any]) -> list[str]:
     """Return patterns, as huggingface-hub reads them, that match the files of an export and no other."""
     recorded = [str(name) for name in manifest.get("files") or {}]
-    parts = manifest.get("parts") or {"model": manifest}
+    parts = manifest.get("archives") or {"model": manifest}
     archives = [str(part["archive"]) for part in parts.values()]
     names = dict.fromkeys([MANIFEST_NAME, CARD_FILE, *archives, *recorded])
     # An archive may be a folder: then everything below it.

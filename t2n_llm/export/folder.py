@@ -25,13 +25,13 @@ from t2n_llm.export.manifest_form import (
     parse_manifest,
     parse_transformers_manifest,
 )
+from t2n_llm.export.manifest_upgrade import MANIFEST_FORMAT, upgrade_manifest
 from t2n_llm.tasks.names import TEXT_GENERATION
 
 MANIFEST_NAME = "export.json"
 PIPELINE_NAME = "pipeline.json"  # of an export of several models
 CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no part of what is verified
 EDITED_CARD_FILE = "README.edited.md"  # where an edited card of the previous export is kept
-MANIFEST_FORMAT = 1
 Manifest = dict[str, Any]
 """The content of `export.json`."""
 _LARGEST_MANIFEST = 1 << 28  # bytes; one of a model of 100,000 tensors has 20 million
@@ -363,7 +363,7 @@ def read_any_manifest(folder: Path) -> ExportManifest:
         "graph": {},
         "model": {},
         "archive": chosen["file"],
-        "parts": parts,
+        "archives": parts,
         "components": components,
     }
 
@@ -389,9 +389,15 @@ def _read_json(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _parsed(manifest: dict[str, Any], path: Path) -> ExportManifest:
-    if manifest.get("format") != MANIFEST_FORMAT:
+    found = manifest.get("format")
+    if type(found) is not int or found < 1:
         raise ArchiveError(f"{path}: not an export manifest of format {MANIFEST_FORMAT}.", "Export the model again.")
-    return parse_manifest(manifest, path)
+    if found > MANIFEST_FORMAT:
+        raise ArchiveError(
+            f"{path}: written by a newer release; this one reads formats up to {MANIFEST_FORMAT}.",
+            "Update with pip install -U t2n-llm.",
+        )
+    return parse_manifest(upgrade_manifest(manifest), path)
 
 
 def archive_in(folder: Path, manifest: Mapping[str, Any]) -> Path:

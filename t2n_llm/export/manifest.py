@@ -12,8 +12,9 @@ from generic_export.documents import producer_version
 from generic_export.inference_target.tract.engines.device_forms import device_notes
 from generic_export.write.document import WrittenArchive
 from t2n_llm.compress.stored_graph import StoredGraph, summary_of
-from t2n_llm.export.folder import MANIFEST_FORMAT, Manifest
+from t2n_llm.export.folder import Manifest
 from t2n_llm.export.job import ExportJob
+from t2n_llm.export.manifest_upgrade import MANIFEST_FORMAT
 from t2n_llm.export.options import ExportOptions
 from t2n_llm.graph.interface import interface
 from t2n_llm.model_graph import weighted
@@ -70,7 +71,7 @@ def described_export(job: ExportJob, stored: Sequence[StoredGraph], archives: Ma
         "adapter": job.recorded_adapter,
         "archive": archives[main.role].path.name,
         "notes": list(notes_of(stored)),
-        "ranges": {graph.role: graph.ranges.recorded() for graph in graphs if graph.ranges is not None},
+        "activation_ranges": {graph.role: graph.ranges.recorded() for graph in graphs if graph.ranges is not None},
         "devices": [
             note.asdict()
             for graph in weighted(graphs)
@@ -81,7 +82,7 @@ def described_export(job: ExportJob, stored: Sequence[StoredGraph], archives: Ma
     }
     if len(stored) > 1:
         dtype = options.graph.dtype
-        described["parts"] = {each.model.role: _part(each, archives[each.model.role], dtype) for each in stored}
+        described["archives"] = {each.model.role: _part(each, archives[each.model.role], dtype) for each in stored}
     return described
 
 

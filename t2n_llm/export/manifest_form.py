@@ -67,13 +67,12 @@ class GraphRecord(TypedDict, total=False):
     inputs: list[str]
     outputs: list[str]
     symbols: list[str]
-    sizes: list[str]
+    size_constraints: list[str]
     states: list[StateRecord]
-    caches: list[StateRecord]
     engine_states: list[StateRecord]
     dtype: str
     prefill: list[dict[str, Any]]
-    tensors: dict[str, SizedRecord]
+    interface: dict[str, SizedRecord]
 
 
 class ModelRecord(TypedDict, total=False):
@@ -123,7 +122,8 @@ class StoredRecord(_StoredRecord, total=False):
     algorithm: str | None
     part: PartRecord | None
     factor: float
-    remainder_of: str | None
+    residual_of: str | None
+    kept_reason: str
     bytes: int
     bits_per_weight: float
 
@@ -191,7 +191,7 @@ class CheckRecord(_CheckRecord, total=False):
     steps: list[StepRecord]
     max_abs_error: float | None
     max_kl_divergence: float | None
-    same_top1: int | None
+    same_top1_count: int | None
 
 
 class OriginalRecord(TypedDict, total=False):
@@ -200,7 +200,7 @@ class OriginalRecord(TypedDict, total=False):
     positions: int
     mean_kl_divergence: float | None
     max_kl_divergence: float | None
-    same_top1: int
+    same_top1_count: int
 
 
 class ValidationRecord(TypedDict, total=False):
@@ -210,7 +210,7 @@ class ValidationRecord(TypedDict, total=False):
     engine: str
     engine_version: str | None
     checks: list[CheckRecord]
-    original: OriginalRecord | None
+    compressed_vs_original: OriginalRecord | None
 
 
 class QualityRecord(TypedDict, total=False):
@@ -218,9 +218,10 @@ class QualityRecord(TypedDict, total=False):
 
     text: str
     positions: int
-    mean_kl: float | None
-    max_kl: float | None
-    same_top1: float | None
+    mean_kl_divergence: float | None
+    p99_kl_divergence: float | None
+    max_kl_divergence: float | None
+    same_top1_share: float | None
     perplexity: float | None
     reference_perplexity: float | None
 
@@ -229,9 +230,9 @@ class ConnectionRecord(TypedDict, total=False):
     """How a decoder reads what its encoder makes."""
 
     order: list[str]
-    source: dict[str, InputRecord]
-    cross: str
-    mask: str | None
+    encoder_inputs: dict[str, InputRecord]
+    cross_attention: str
+    encoder_mask: str | None
     decoder_start_token_id: int
 
 
@@ -242,7 +243,6 @@ class FrontEndRecord(TypedDict, total=False):
     outputs: list[str]
     sampling_rate: int | None
     samples: int | None
-    n_samples: int | None
 
 
 class DeviceRecord(TypedDict, total=False):
@@ -314,8 +314,8 @@ class ExportManifest(_Manifest, total=False):
     adapter: AdapterRecord | None
     compression: CompressionRecord | None
     tensors: dict[str, DigestRecord]
-    parts: dict[str, ArchiveRecord]
-    companions: list[str]
+    archives: dict[str, ArchiveRecord]
+    copied_files: list[str]
     source_card: SourceCardRecord
     card: CardRecord
     quality: QualityRecord | None

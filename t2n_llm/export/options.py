@@ -22,10 +22,10 @@ _OUTSIDE_THE_ARCHIVE = (
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Every choice of an export; each option is described where it is declared, here or in its group.
+    """All options of an export. Each field carries its description, here or in its group.
 
     Raises:
-        OptionError: an option has no meaning, or contradicts another.
+        OptionError: an option is invalid or contradicts another.
     """
 
     task: str = option(
@@ -70,15 +70,18 @@ class ExportOptions:
 
     @staticmethod
     def of(**choices: Any) -> ExportOptions:
-        """Return the choices that `export_llm` takes as keywords.
+        """Return the options for the keywords of `export_llm`.
+
+        Args:
+            choices: options by name.
 
         Raises:
-            OptionError: one of them is unknown, has no meaning, or contradicts another.
+            OptionError: an option is unknown, invalid or contradicts another.
         """
         return made(ExportOptions, choices)
 
     def recorded(self) -> dict[str, Any]:
-        """Return the options as plain data; where files lie on this machine is nobody else's business."""
+        """Return the options as plain data, without paths of this machine."""
         checking = self.checking
         return {
             "task": self.task,
@@ -98,7 +101,7 @@ class ExportOptions:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return those that may change a byte of the archive."""
+        """Return the options that may change the bytes of an archive."""
         return {name: value for name, value in self.recorded().items() if name not in _OUTSIDE_THE_ARCHIVE}
 
 

@@ -67,13 +67,13 @@ _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What an export made.
+    """Result of an export.
 
     Attributes:
-        output_dir: the folder.
-        archives: the NNEF archives in it, by role.
+        output_dir: the export folder.
+        archives: paths of the NNEF archives, by role.
         manifest: content of `export.json`.
-        validation: the comparison with PyTorch, or None when it was skipped.
+        validation: comparison with PyTorch, or None without a check.
     """
 
     output_dir: Path
@@ -83,7 +83,7 @@ class ExportResult:
 
     @property
     def archive(self) -> Path:
-        """The archive, or of several the one that a runtime decodes with."""
+        """Path of the archive; of several, the one that generates or answers."""
         return self.output_dir / str(self.manifest["archive"])
 
 
@@ -281,9 +281,9 @@ class ExportFolder:
         manifest = {
             **described,
             "f16_overflows": {name: asdict(overflow) for name, overflow in self.casts.overflows.items()},
-            "f16_flushed": {name: asdict(flushed) for name, flushed in self.casts.flushed.items()},
+            "f16_underflows": {name: asdict(flushed) for name, flushed in self.casts.flushed.items()},
             "nonfinite": {name: asdict(found) for name, found in self.casts.nonfinite.items()},
-            "companions": list(self.companions()),
+            "copied_files": list(self.companions()),
             "source_files": recorded_files(files),
             "unused_tensors": list(unused),
             "validation": validation.asdict() if validation is not None else None,
@@ -383,8 +383,8 @@ def transformers_entries(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _components(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    graph, parts = manifest["graph"], manifest.get("parts") or {}
-    if "tensors" in graph:
+    graph, parts = manifest["graph"], manifest.get("archives") or {}
+    if "interface" in graph:
         return {"model": _component(manifest, manifest["archive"], graph["inputs"], graph["outputs"])}
     if recorded_task(manifest) == TEXT_GENERATION and all(_STATE.fullmatch(state["kind"]) for state in graph["states"]):
         return {"model": _component(manifest, manifest["archive"], LANGUAGE_MODEL_INPUTS, ("logits",))}
@@ -397,7 +397,7 @@ def _components(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def _component(
     manifest: Mapping[str, Any], archive: str, inputs: Sequence[str], outputs: Sequence[str]
 ) -> dict[str, Any]:
-    tensors = manifest["graph"].get("tensors", {})
+    tensors = manifest["graph"].get("interface", {})
     architecture = str(manifest["source"].get("architecture", ""))
     leaf = torch.empty(0)
     _, in_spec = pytree.tree_flatten(((), dict.fromkeys(inputs, leaf)))

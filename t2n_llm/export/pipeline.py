@@ -40,22 +40,22 @@ def export_llm(
     reporter: Reporter | None = None,
     **choices: Any,
 ) -> ExportResult:
-    """Export a Hugging Face model for tract, and prove it: language models token by token.
+    """Export a Hugging Face model for tract and compare it with PyTorch. Language models are compared token by token.
 
     Args:
         source: hub id (`meta-llama/Llama-3.1-8B`), local folder with config and safetensors, or a `.gguf` file.
-        output_dir: folder to make; None takes the model's name, in the current folder.
-        options: every choice of the export; None takes them from the keywords.
-        reporter: told what happens; None logs.
-        choices: the options of `t2n-llm export` by name (`dtype="f16"`, `task="feature-extraction"`, `check=False`,
-            `revision="main"`, ...): the fields of `SourceRef` and `ExportOptions`, where each is described.
+        output_dir: folder to create; None for the model's name in the current folder.
+        options: all options; None takes them from the keywords.
+        reporter: receives progress and warnings; None logs them.
+        choices: options of `t2n-llm export` by name (`dtype="f16"`, `task="feature-extraction"`, `check=False`,
+            `revision="main"`, ...), which are the fields of `SourceRef` and `ExportOptions`.
 
     Returns:
         The archives, the manifest and the validation report.
 
     Raises:
-        T2NError: see `generic_export.errors`; nothing is left behind, except that an export which fails its check is kept
-            beside the target as `<output_dir>.failed`, with its report.
+        T2NError: see `generic_export.errors`. Nothing is left behind, except that an export which fails its check is kept
+            as `<output_dir>.failed` with its report.
     """
     with open_job(source, output_dir, options, choices, reporter, dry=False) as job:
         return _export(job)
@@ -70,10 +70,17 @@ def plan_llm_export(
     reporter: Reporter | None = None,
     **choices: Any,
 ) -> ExportPlan:
-    """Say what `export_llm` would write, for the same arguments; the graph is captured, no weight is read, no file is made.
+    """Return what `export_llm` would write. The graph is captured; no weights are read and no file is written.
+
+    Args:
+        source: see `export_llm`.
+        output_dir: see `export_llm`.
+        options: see `export_llm`.
+        reporter: see `export_llm`.
+        choices: see `export_llm`.
 
     Raises:
-        T2NError: what `export_llm` would refuse as well, as far as it does not depend on the weights' values.
+        T2NError: as `export_llm`, except for errors that depend on the weights' values.
     """
     with open_job(source, output_dir, options, choices, reporter, dry=True) as job:
         return _plan(job)

@@ -42,20 +42,20 @@ def validate_folder(
     options: ValidateOptions | None = None,
     reporter: Reporter | None = None,
 ) -> ValidationReport:
-    """Compare an export with PyTorch once more, as when it was made.
+    """Compare an existing export with PyTorch again.
 
     Args:
         folder: made by `export_llm`.
-        reference: hub id or folder of the original; None, or a reference without a name, takes the hub id recorded in the
-            folder.
-        options: every choice; None takes the defaults.
-        reporter: told what happens; None logs.
+        reference: hub id or folder of the reference model; None, or a reference without a name, uses the hub id recorded in
+            the folder.
+        options: all options; None for the defaults.
+        reporter: receives progress and warnings; None logs them.
 
     Raises:
-        ArchiveError: the folder is no export.
-        OptionError: the reference, or the adapter, is not the one that was exported.
-        SourceError: the reference cannot be found.
-        EngineError: the engine refused the archive, or died; the device is missing, or computes a form of the graph wrongly.
+        ArchiveError: the folder is not an export.
+        OptionError: the reference or the adapter is not the one that was exported.
+        SourceError: the reference was not found.
+        EngineError: the engine refused the archive or died, or the device is missing or computes this archive wrongly.
     """
     options = options or ValidateOptions()
     manifest = read_manifest(folder)
@@ -119,10 +119,10 @@ def _input_of_frontend(folder: Path, manifest: Mapping[str, Any]) -> str:
 
 def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
     """Return the archives by role, in the order in which they run."""
-    if "parts" not in manifest:
+    if "archives" not in manifest:
         return {MODEL_ROLE: archive_in(folder, manifest)}
     try:
-        archives = {role: folder / str(part["archive"]) for role, part in manifest["parts"].items()}
+        archives = {role: folder / str(part["archive"]) for role, part in manifest["archives"].items()}
         return archives or {MODEL_ROLE: archive_in(folder, manifest)}
     except (AttributeError, KeyError, TypeError) as error:
         raise ArchiveError(f"{folder}: its export.json names no {error}.", "Export the model again.") from error
@@ -130,7 +130,7 @@ def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
 
 def _overrides(manifest: Mapping[str, Any], archives: Mapping[str, Path]) -> ArchiveWeights | None:
     """Return the values of the archives that are not those of the checkpoint; None where all are."""
-    parts = manifest.get("parts") or {MODEL_ROLE: manifest}
+    parts = manifest.get("archives") or {MODEL_ROLE: manifest}
     recorded = {role: part.get("compression") or {} for role, part in parts.items()}
     compressed = {
         role: compression.get("tensors", ())

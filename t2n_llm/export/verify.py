@@ -114,15 +114,14 @@ class _Entry:
 
 
 def verify_export(path: Path, progress: Callable[[WriteProgress], None] | None = None) -> IntegrityReport:
-    """Read an export again and compare it with what was recorded when it was written.
+    """Compare the files of an export with the sizes and SHA-256 in its `export.json`.
 
     Args:
-        path: a folder made by `t2n-llm export`: archive and companion files are verified; or the archive in one: that
-            alone is.
-        progress: told how far it is.
+        path: an export folder, whose archives and other files are verified; or one archive in it, which is verified alone.
+        progress: receives the progress; None for no reports.
 
     Raises:
-        ArchiveError: there is no export, or its `export.json` records no digests.
+        ArchiveError: the path is not an export, or its `export.json` records no checksums.
     """
     folder = export_folder(path)
     manifest = read_any_manifest(folder)
@@ -150,7 +149,7 @@ def verify_export(path: Path, progress: Callable[[WriteProgress], None] | None =
 
 def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, str]]]:
     """Return, by the name of each archive of a folder, what was recorded of its tensors."""
-    parts = manifest.get("parts")
+    parts = manifest.get("archives")
     records = list(parts.values()) if isinstance(parts, Mapping) else [manifest]
     return {str(record["archive"]): _recorded(folder, record) for record in records}
 

@@ -46,7 +46,7 @@ class TractConfig(ExportConfigMixin):
     """Read by `HfExporter.export_for_generation`; tract has no quantizer of transformers'."""
 
     def __post_init__(self) -> None:
-        from generic_export.inference_target.tract.check import tolerance_of
+        from generic_export.compare.comparison import tolerance_of
 
         if self.dtype not in (None, "f16", "f32"):
             raise OptionError(f"TractConfig.dtype is {self.dtype!r}.", 'Give "f16", "f32" or None.')

@@ -24,12 +24,12 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.exporters import ExportMetadata, HfExporter
 
+from generic_export.compare.comparison import ToleranceLimits
 from generic_export.compat import pytree
 from generic_export.export import export_model_to_nnef
-from generic_export.inference_target.tract.check import ToleranceLimits
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.read.entries import archive_entries
-from kvcache.moe_engine import explicit_experts
+from kvcache.experts.engine import explicit_experts
 from t2n_llm.compat import experts_implementation
 from t2n_llm.exporters.compat import (
     build_export_metadata,

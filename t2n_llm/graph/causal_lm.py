@@ -15,12 +15,12 @@ from torch import nn
 from generic_export.errors import CaptureError, T2NError, described
 from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
-from kvcache.attention import ATTENTION_NAME
-from kvcache.attention_latent import absorb_latents
+from kvcache.attention.latent import absorb_latents
+from kvcache.attention.operator import ATTENTION_NAME
 from kvcache.forms import StateForm, accepts, state_form
 from kvcache.forms.cache import WINDOW_IN_CACHE_ALONE, CacheForm
-from kvcache.states import Probe, Slot, StateTensor, describe_states
-from kvcache.windows import cut_to_windows, sliding_windows
+from kvcache.states.tensors import Probe, Slot, StateTensor, describe_states
+from kvcache.states.windows import cut_to_windows, sliding_windows
 from t2n_llm.compat import has_nowhere_to_count
 from t2n_llm.graph.capture import capture_model, weightless_network
 from t2n_llm.graph.options import GraphOptions

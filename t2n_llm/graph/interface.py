@@ -8,7 +8,7 @@ from typing import Any
 
 from generic_export.assertions import enforced_relations
 from generic_export.nnef.graph import NnefGraph, NnefVariable
-from kvcache.states import StateTensor
+from kvcache.states.tensors import StateTensor
 
 
 def interface(graph: NnefGraph, states: Sequence[StateTensor], dtype: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def interface(graph: NnefGraph, states: Sequence[StateTensor], dtype: str) -> di
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
         "symbols": list(graph.symbols),
-        "sizes": list(enforced_relations(graph.assertions)),
+        "size_constraints": list(enforced_relations(graph.assertions)),
         "states": [asdict(state) for state in states],
         "dtype": dtype,
     }
@@ -60,4 +60,4 @@ def recorded_states(manifest: Mapping[str, Any]) -> tuple[StateTensor, ...]:
         ArchiveError: a record is not complete.
     """
     graph = manifest["graph"]
-    return tuple(StateTensor.from_record(record) for record in graph.get("states", graph.get("caches", ())))
+    return tuple(StateTensor.from_record(record) for record in graph.get("states", ()))

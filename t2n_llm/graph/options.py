@@ -44,10 +44,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """What decides the graph; each option is described where it is declared.
+    """Options that determine the graph. Each field carries its description.
 
     Raises:
-        OptionError: an option has no meaning, or contradicts another.
+        OptionError: an option is invalid or contradicts another.
     """
 
     dtype: str = option("f16", "dtype of weights and KV cache: f16 or f32.")
@@ -171,32 +171,32 @@ class GraphOptions:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Element type that the graph computes in."""
+        """The dtype that the graph computes in."""
         return torch_dtype(self.computes_in)
 
     @property
     def computes_in(self) -> str:
-        """`f16` or `f32`: the element type between weights."""
+        """`f16` or `f32`: the dtype of activations."""
         return "f32" if self.mixed else self.dtype
 
     @property
     def mixed(self) -> bool:
-        """Whether a graph that computes in f32 reads weights and caches in f16."""
+        """Whether activations are f32 while weights and caches are f16."""
         return self.dtype == "f16" and self.activations != "f16"
 
     @property
     def half_cache(self) -> bool:
-        """Whether keys and values are f16 where the graph computes in f32."""
+        """Whether the KV cache is f16 while activations are f32."""
         return self.mixed and self.cache_dtype != "f32"
 
     @property
     def keeps_half_cache(self) -> bool:
-        """Whether keys and values are f16, and not quantised."""
+        """Whether the KV cache is f16 and not quantized."""
         return self.kv_cache is None and (self.half_cache or self.computes_in == "f16")
 
     @property
     def may_widen_cache(self) -> bool:
-        """Whether keys and values are f16 for no other reason than that nobody has looked at them yet."""
+        """Whether the KV cache is f16 by default, so that the check may change it to f32."""
         return self.half_cache and self.kv_cache is None and self.cache_dtype == "auto"
 
     @property
@@ -206,22 +206,22 @@ class GraphOptions:
 
     @property
     def absorbs_latents(self) -> bool:
-        """Whether latent attention that reads a cache never expands it."""
+        """Whether latent attention reads the cached latents without expanding them."""
         return self.mla != "expanded"
 
     @property
     def kv_bits(self) -> int | None:
-        """8 or 4 where the engine keeps keys and values quantised."""
+        """8 or 4 if the engine quantizes the KV cache, else None."""
         return KV_CACHES[self.kv_cache] if self.kv_cache else None
 
     @property
     def engine_keeps_cache(self) -> bool:
-        """Whether keys and values are the engine's own state from the start."""
+        """Whether the KV cache is an engine state from the start."""
         return self.stateful or self.kv_cache is not None
 
     @property
     def rounds_by_products(self) -> bool:
-        """Whether products round new keys and values to f16, instead of casts."""
+        """Whether matmuls, and not casts, round new keys and values to f16."""
         from generic_export.inference_target.tract.engines.device_forms import forms_for
         from generic_export.inference_target.tract.target import LATEST_VERSION
         from generic_export.inference_target.version import SemanticVersion

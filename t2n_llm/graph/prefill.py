@@ -10,7 +10,7 @@ from typing import Any
 
 from generic_export.errors import ArchiveError
 from generic_export.nnef.graph import NnefGraph
-from kvcache.attention_latent import ABSORBED_KEYS
+from kvcache.attention.latent import ABSORBED_KEYS
 from t2n_llm.graph.options import GraphOptions
 
 LARGEST_CHUNK = 512

@@ -13,9 +13,8 @@ import torch
 
 from generic_export.errors import GraphError, NumericRangeError
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.precision.fitting import fitted
 from generic_export.torch_graph.precision.magnitudes import measured
-from generic_export.torch_graph.precision.rescaling import without_overflow_guards
+from generic_export.torch_graph.precision.rescaling import fitted, without_overflow_guards
 from generic_export.torch_graph.precision.scale_groups import F16_LIMIT, ScaleGroup, float_results
 from generic_export.weights.values import read_tensor
 from t2n_llm.model_graph import ModelGraph, Ranges

@@ -9,9 +9,9 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from generic_export.nnef.half_storage import store_in_half
-from kvcache.engine_state import engine_held
-from kvcache.half_states import give_and_take_half, keep_states_in_half
-from kvcache.state_views import keep_states_whole
+from kvcache.states.engine_state import engine_held
+from kvcache.states.half_states import give_and_take_half, keep_states_in_half
+from kvcache.states.state_views import keep_states_whole
 from t2n_llm.graph.capture import translate_model
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph

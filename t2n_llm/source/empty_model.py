@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from generic_export.compat import buffers_of
 from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
-from kvcache.rotary_scaling import express_length_switches
+from kvcache.rotary.scaling import express_length_switches
 from t2n_llm.compat import dispensable_names, from_config, initialise
 
 _LOOKS_AT_TOKENS = "warn_if_padding_and_no_attention_mask"

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from generic_export.errors import MissingTensorError
-from kvcache.states import Slot, StateTensor
+from kvcache.states.tensors import Slot, StateTensor
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.calibration import Calibration, TextCalibration

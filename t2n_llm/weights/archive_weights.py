@@ -38,7 +38,7 @@ class StoredParameter:
         part: what it is of the parameter, or None when it is all of it.
         replaced: calibration changed the values on purpose, so that they need not resemble the checkpoint's.
         factor: what the parameter's values are multiplied with in the archive.
-        remainder_of: label of the tensor that it is added to, or "".
+        residual_of: label of the tensor that it is added to, or "".
     """
 
     label: str
@@ -47,7 +47,7 @@ class StoredParameter:
     part: TensorPart | None = None
     replaced: bool = False
     factor: float = 1.0
-    remainder_of: str = ""
+    residual_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ArchiveWeights:
                 part=TensorPart.parse(record["part"]) if record.get("part") else None,
                 replaced=bool(record["replaced"]),
                 factor=float(record.get("factor", 1.0)),
-                remainder_of=str(record.get("remainder_of", "")),
+                residual_of=str(record.get("residual_of", "")),
             )
             for record in records
             if record["scheme"] in BLOCK_FORMATS or record["replaced"]
@@ -103,7 +103,7 @@ class ArchiveWeights:
             if tensor is not None:
                 values = _values(self.archive, entry)
                 values = values if tensor.factor == 1.0 else values / tensor.factor
-                if f"{tensor.remainder_of}.dat" in wanted:
+                if f"{tensor.residual_of}.dat" in wanted:
                     early.append((tensor, values))
                 else:
                     _place(model, tensor, values)
@@ -119,7 +119,7 @@ def whole_records(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the records of `export.json`, the two of a tensor that is stored as a sum joined under the label of the first."""
     whole = {str(record["label"]): dict(record) for record in records}
     for label, rest in list(whole.items()):
-        base = whole.get(str(rest.get("remainder_of", "")))
+        base = whole.get(str(rest.get("residual_of", "")))
         if base is not None:
             base |= {"scheme": TWICE}
             base |= {key: base[key] + rest[key] for key in ("bytes", "bits_per_weight")}
@@ -176,7 +176,7 @@ def _place(model: nn.Module, tensor: StoredParameter, values: torch.Tensor) -> N
                 f"{name}: the model has shape {list(place.shape)}, the archive {list(stored.shape)}.",
                 "Is it the model that was exported?",
             )
-        if tensor.remainder_of:
+        if tensor.residual_of:
             stored = place + stored
         elif not tensor.replaced:
             _check_resemblance(name, place, stored)

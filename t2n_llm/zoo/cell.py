@@ -296,7 +296,7 @@ def _figures(report: ValidationReport | None) -> dict[str, Check]:
         check.name: Check(
             max_abs_error=check.max_abs_error,
             scale=max((step.scale for step in check.steps), default=1.0),
-            same_tokens=check.same_top1,
+            same_tokens=check.same_top1_count,
             tokens=len(check.steps),
             passed=check.passed,
         )

@@ -99,7 +99,7 @@ def _asked(model: Any, case: HeadCase, pooling: Pooling | None, dtype: torch.dty
 def _no_stricter_than(own: float) -> Tolerance:
     """Return the tolerance of f32 beside a reference that is itself `own` of the largest value off."""
     usual = Tolerance.for_dtype("f32")
-    return replace(usual, max_abs_error=max(usual.max_abs_error, min(AS_FAR_OFF * own, NO_JUDGE)))
+    return replace(usual, rtol=max(usual.rtol, min(AS_FAR_OFF * own, NO_JUDGE)))
 
 
 def _in_float64(model: Any, reference: ReferenceRun) -> ReferenceRun:

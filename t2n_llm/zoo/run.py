@@ -41,6 +41,9 @@ BEST_KNOWN_ELSEWHERE = (
     *("depth_anything", "dpt", "rt_detr", "yolos", "videomae", "moonshine", "vision-encoder-decoder", "patchtst"),
 )
 
+_TRIES = 2
+"""A node that is lost takes its cell along; the cell is tried once more. A verdict is never tried again."""
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -236,13 +239,6 @@ def run_zoo(
                 file.write(verdict.to_json() + "\n")
         on_verdict(verdict)
     return [found[cell.key] for cell in cells]
-
-
-# --- Ray ---------------------------------------------------------------------------------------------
-
-
-_TRIES = 2
-"""A node that is lost takes its cell along; the cell is tried once more. A verdict is never tried again."""
 
 
 def run_on_ray(

@@ -17,7 +17,7 @@ from transformers import AutoFeatureExtractor, AutoTokenizer, WhisperForConditio
 
 from t2n_llm import export_llm
 from t2n_llm.check.answers import open_answerer
-from t2n_llm.measure.from_source import SourceModel, Wishes
+from t2n_llm.runtime.from_source import SourceModel, Wishes
 from t2n_llm.tasks.media.sound import read_waveform
 from tests.frontend_archives import written
 

@@ -147,8 +147,8 @@ def damaged(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for name in ("a" * 5000, "a\0b", "../../x", "/etc/passwd", ""):
         made[f"archive={name[:20]!r}"] = {**manifest, "archive": name}
         made[f"files={name[:20]!r}"] = {**manifest, "files": {name: {"bytes": 1, "sha256": "x"}}}
-        made[f"parts={name[:20]!r}"] = {**manifest, "parts": {"model": {"archive": name}}}
-    return made | {"parts": {**manifest, "parts": {"model": 5}}, "nesting": {**manifest, "notes": [[[]]] * 50}}
+        made[f"archives={name[:20]!r}"] = {**manifest, "archives": {"model": {"archive": name}}}
+    return made | {"archives": {**manifest, "archives": {"model": 5}}, "nesting": {**manifest, "notes": [[[]]] * 50}}
 
 
 def test_an_edited_manifest(tiny_export: Path, tiny_llama: Path, tmp_path: Path) -> None:

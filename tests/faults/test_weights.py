@@ -117,7 +117,7 @@ def test_a_tensor_of_small_values_is_warned_about(model: Path, parent: Path) -> 
     change(model, **{UP: load_file(model / WEIGHTS)[UP] * 1e-9})
     heard = Heard()
     result = export_llm(str(model), parent / "x", check=False, require_tokenizer=False, reporter=heard)
-    lost = result.manifest["f16_flushed"][UP]
+    lost = result.manifest["f16_underflows"][UP]
     assert lost["values"] == 96 * 64 and lost["count"] > 0.9 * lost["values"] and lost["max_abs"] < 6e-8
     assert any("too small for f16" in warning and f"--keep-f32 {UP}" in warning for warning in heard.warnings)
 

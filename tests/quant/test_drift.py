@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quant.drift import DriftAccumulator
+from quant.gptq import DriftAccumulator
 
 
 def inputs(tokens: int, channels: int) -> torch.Tensor:

@@ -5,8 +5,7 @@ import torch
 
 from generic_export.errors import WeightError
 from quant.blocks import GROUP, ZERO_POINT, Q4Blocks
-from quant.descent import descend
-from quant.gptq import GptqQuantizer, damp, output_power
+from quant.gptq import GptqQuantizer, damp, descend, output_power
 from quant.imatrix import ImatrixQuantizer, StatisticsAccumulator
 from quant.protocol import InputStatistics, Quantizer
 from tests.quant.test_weighted_search import signed_maximum

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quant.blocks import GROUP, Q4Blocks
-from quant.lattice import lattice_blocks
+from quant.gptq import lattice_blocks
 from quant.weighted_search import weighted_scale_search
 
 

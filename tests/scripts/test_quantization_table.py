@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from generic_export.errors import OptionError
-from t2n_llm.measure.quality import compare_windows, windows_of
+from t2n_llm.inspect.quality import compare_windows, windows_of
 from tests.load_script import load_script
 from tests.trained_model import REAL_MODEL
 
@@ -26,7 +26,7 @@ def test_divergence_agreement_and_perplexity(script):
     expected = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]).log()
     actual = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]]).log()
     found = compare_windows([[0, 1, 1]], script._given([expected]), script._given([actual]))
-    kl, top1, perplexity = found.mean_kl, found.same_top1, found.perplexity
+    kl, top1, perplexity = found.mean_kl_divergence, found.same_top1_share, found.perplexity
     assert kl == pytest.approx((0.5 * 0.6931472 - 0.25 * 0.6931472) / 2, rel=1e-5)
     assert top1 == 0.5
     assert perplexity == pytest.approx((0.5 * 0.8) ** -0.5, rel=1e-5)

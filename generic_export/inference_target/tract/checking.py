@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 from generic_export.capture import evaluation_mode
-from generic_export.errors import OptionError
-from generic_export.inference_target.example import ExampleRun
-from generic_export.inference_target.tract.check import (
+from generic_export.compare.comparison import (
     Comparison,
     ToleranceLimits,
     TractCheckTolerance,
     tolerance_of,
 )
+from generic_export.debug.archive.debug_bundle import BundleOptions
+from generic_export.debug.archive.repeated_check import ArchiveCheck
+from generic_export.errors import OptionError
+from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.engines.cli import TractCli
-from generic_export.inference_target.tract.evidence.debug_bundle import BundleOptions
-from generic_export.inference_target.tract.evidence.repeated_check import ArchiveCheck
 from generic_export.inference_target.tract.target import TractNNEF
 
 
@@ -41,28 +41,28 @@ def assert_io(
     inference_target: TractNNEF | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> list[Comparison]:
-    """Run an archive in the engine and compare every output with the module's.
+    """Run an archive in tract and compare every output with the module's.
 
     Args:
-        model: the module that the archive was exported from; it is run in eval mode.
-        test_input: arguments of its forward, of any size that the archive's symbols allow (a lone tensor for a tuple of one).
-        nnef_file_path: folder, `.tar` or `.tgz`.
-        tract_cli: the command that runs it; or a target, whose engine, registries and tolerance are taken; None for the
-            newest release.
-        io_npz_path: npz of inputs and PyTorch's outputs to write, for `assert_io_cmd_str`.
-        input_names: which input of the archive each tensor is; None: they are in its order.
-        output_names: which output of the archive each of the module's is; None: they are in its order.
-        check_tolerance: how close is close; None: a target's own, and exactly equal in a command.
-        inference_target: the target, by name.
+        model: the module that was exported; it runs in eval mode.
+        test_input: arguments of its forward, of any size that the archive allows; a tensor stands for a tuple of one.
+        nnef_file_path: the archive: folder, `.tar` or `.tgz`.
+        tract_cli: the `tract` command, or a target, whose engine, registries and tolerance are used; None for the newest
+            release.
+        io_npz_path: npz file to write with inputs and PyTorch's outputs, for `assert_io_cmd_str`; None writes none.
+        input_names: the archive's input for each tensor; None for the archive's order.
+        output_names: the archive's output for each output of the module; None for the archive's order.
+        check_tolerance: allowed difference; None for the target's tolerance, or exact equality with a command.
+        inference_target: the target, as a keyword.
         kwargs: keyword arguments of the forward.
 
     Returns:
-        A comparison per output, all within the tolerance.
+        One comparison per output, all within the tolerance.
 
     Raises:
-        EngineError: the engine refuses or cannot run the archive.
-        MismatchError: an output is beyond the tolerance; says which, where and how much.
-        OptionError: names that the archive does not have.
+        EngineError: the engine refused the archive or failed to run it.
+        MismatchError: an output exceeds the tolerance; the message names the output, the position and the difference.
+        OptionError: the archive has no input or output of a given name.
     """
     target = _target(tract_cli, inference_target, check_tolerance)
     check = ArchiveCheck(Path(nnef_file_path), target, input_names, output_names, _path(io_npz_path))
@@ -89,22 +89,30 @@ def assert_io_and_debug_bundle(
     weight_seed: int | None = None,
     second_opinion: bool = True,
 ) -> list[Comparison]:
-    """Do as `assert_io`, and when that fails write the case as one file.
+    """Run `assert_io`; if it fails, write everything needed to reproduce the failure to one file.
 
-    The bundle holds the archive, inputs and outputs, what PyTorch captured, versions, two ways to repeat the check, and the
-    first tensor that differs with the module that makes it. It holds no user or host name, folder or environment variable.
+    The bundle holds the archive, inputs and outputs, the captured graph, versions, two ways to repeat the check, and the first
+    tensor that differs with the module that computes it. It contains no user name, host name, path or environment variable.
 
     Args:
-        model, test_input, nnef_file_path, tract_cli, io_npz_path, input_names, output_names, check_tolerance,
-            inference_target, kwargs: see `assert_io`; a target is the one that was exported for.
-        debug_bundle_path: the `.tgz` to write; None writes none. A path in the place of `tract_cli`, a target behind it, is
-            understood too.
-        nnef_variable_naming_scheme: the one that was exported with.
-        weight_seed: leave the parameters out and show the case with random ones that come from this seed.
-        second_opinion: also run the module through ONNX in tract, when `onnx` and `onnxscript` are installed.
+        model: see `assert_io`.
+        test_input: see `assert_io`.
+        nnef_file_path: see `assert_io`.
+        tract_cli: see `assert_io`; a target should be the one used for the export.
+        io_npz_path: see `assert_io`.
+        debug_bundle_path: `.tgz` to write; None writes none. A path passed as `tract_cli`, followed by a target, is accepted too.
+        input_names: see `assert_io`.
+        output_names: see `assert_io`.
+        check_tolerance: see `assert_io`.
+        inference_target: see `assert_io`.
+        kwargs: see `assert_io`.
+        nnef_variable_naming_scheme: naming scheme of the export.
+        weight_seed: replace the parameters in the bundle by random ones from this seed.
+        second_opinion: also run the module through ONNX in tract, if `onnx` and `onnxscript` are installed.
 
     Raises:
-        EngineError, MismatchError: as `assert_io`; the hint says where the bundle is.
+        EngineError: as `assert_io`; the hint names the bundle.
+        MismatchError: as `assert_io`; the hint names the bundle.
         ArchiveError: the bundle cannot be written.
     """
     if isinstance(tract_cli, (str, Path)):  # (..., bundle, target), the form that this function had first

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from generic_export.compare.comparison import Comparison, ToleranceLimits, TractCheckTolerance, compare
 from generic_export.errors import MismatchError
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleRun
-from generic_export.inference_target.tract.check import Comparison, ToleranceLimits, TractCheckTolerance, compare
 from generic_export.inference_target.version import SemanticVersion
 
 _NEAR = 0.05  # half precision, and sums in another order, are nearer

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from generic_export.compare.comparison import ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.devices import CPU, devices_of
 from generic_export.errors import MismatchError, OptionError
 from generic_export.inference_target.example import ExampleCall, ExampleRun
-from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.inference_target.tract.engines.asking import ask_cli, ask_wheel
 from generic_export.inference_target.tract.engines.cli import TractCli
@@ -35,7 +35,6 @@ from generic_export.inference_target.tract.engines.streaming import (
     open_stream,
 )
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from generic_export.inference_target.tract.evidence.repeated_check import ArchiveCheck
 from generic_export.inference_target.tract.releases.dialect import (
     ENDLESS_SQUARE_PRODUCTS,
     RELEASES,
@@ -47,8 +46,8 @@ from generic_export.inference_target.tract.releases.dialect import (
 )
 from generic_export.inference_target.tract.releases.wheels import wheel_packages
 from generic_export.inference_target.version import SemanticVersion
+from generic_export.nnef.attention_forms import with_plain_softmax
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.plain_softmax import with_plain_softmax
 from generic_export.nnef.registries import with_fragments
 from generic_export.torch_graph.request import DynamicAxes, declared_sizes, symbol_name
 from generic_export.torch_graph.sizes.declared_axes import AnyDynamicAxes, dynamic_axes_of
@@ -62,41 +61,41 @@ _ATTENTION = "tract_transformers_sdpa"
 
 @dataclass(frozen=True)
 class TractNNEF(EngineTarget):
-    """Export for tract.
+    """Exports for tract.
 
     Args:
-        version: tract release that will read the archive, 0.21.13 or later; an operation that it does not have is written
-            with older ones, or refused with a `DialectError`.
-        feature_flags: what the runtime is built with beside its core (`TractFeature`, or their names); an archive that needs
-            another registry is refused, and the check enables no other. None: tract_transformers and tract_extra.
-        check_io: run the archive in tract and compare with PyTorch before the export returns. Where `version` is not the
-            installed release, its wheel is fetched once into the user's cache.
-        dynamic_axes: `{name: {axis: symbol}}`, the axes that stay symbolic, or `{name: [axis, ...]}`, where each gets a symbol
-            of its own; a symbol is a name, a `torch.export.Dim`, or a `DynamicSize`. What is said of outputs is compared
-            with what follows from the inputs.
-        specific_tract_binary_path: the `tract` command that checks the archive, of release `version`; None for the wheel.
-        check_io_tolerance: how close the engine's outputs must be to PyTorch's: one of tract's levels, its name, or numbers.
-        check_io_sizes: where the archive is compared beside the example's sizes: a size for each symbol (`{"B": 1, "T": 9}`;
-            one that is left out stays the example's), any number of times; () for nowhere. None chooses 1, larger sizes, and
-            some beside each number that the graph cuts or compares a size with, for as long as the example's own check took.
-        specific_properties: further key/value pairs for the document.
-        dump_identity_properties: also record user and host name; off, since archives are shared.
-        force_attention_inner_in_f32: widen query, key and value of attention to f32.
-        force_linear_accumulation_in_f32: matrix products of f16 accumulate and leave in f32, then are rounded.
-        force_norm_in_f32: widen a norm's input, scale and shift, and round once at its end.
-        reify_sdpa_operator: write attention as tract's operator (release 0.22.0, registry tract_transformers) or spell it
-            out; None writes the operator where the release and `feature_flags` have it.
-        streaming: the archive is for an input that comes in pieces (docs/how-to/streaming.md): loops along that axis remember, what
-            cannot is refused, and the check runs it in pieces too; the wheel can from release 0.23.0.
-        upsample_with_debox: write nearest upsampling of floats by whole factors as `debox` (release 0.23.0).
-        attention_as_products: attention of language models is two products for each key head, which read a long cache once;
-            `kvcache` writes it.
-        device: what computes, "cpu", "cuda" or "metal", or several of them: forms that tract computes wrongly there are written
-            as others (docs/how-to/gpu.md). The check runs on the CPU, where all forms are right.
-        attention_in_f16: heads may be rounded to f16 where a device's attention operator computes in f16 alone: they are stored so.
+        version: tract release that will read the archive, 0.21.13 or later. Operators that this release lacks are written with
+            older ones, or refused with a `DialectError`.
+        feature_flags: registries that the runtime includes besides tract's core (`TractFeature`, or their names). An archive that
+            needs another registry is refused. None: tract_transformers and tract_extra.
+        check_io: run the archive in tract and compare it with PyTorch before the export returns. If `version` is not the
+            installed release, its wheel is downloaded once into the user's cache.
+        dynamic_axes: axes that stay symbolic: `{name: {axis: symbol}}`, or `{name: [axis, ...]}`, which gives each axis a symbol
+            of its own. A symbol is a name, a `torch.export.Dim`, or a `DynamicSize`. Axes of outputs are compared with the sizes
+            that follow from the inputs.
+        specific_tract_binary_path: the `tract` command of release `version` that runs the check; None for the wheel.
+        check_io_tolerance: allowed difference from PyTorch: one of tract's levels, its name, or numeric limits.
+        check_io_sizes: further sizes at which the archive is compared, such as `({"B": 1, "T": 9},)`. Symbols that are left out
+            keep the example's size. () disables these checks. None selects 1, larger sizes, and sizes around the numbers at
+            which the graph slices or compares, within the time of the example's own check.
+        specific_properties: further key/value pairs to store in the document.
+        dump_identity_properties: also store the user and host name. Off by default, since archives are shared.
+        force_attention_inner_in_f32: compute attention in f32.
+        force_linear_accumulation_in_f32: f16 matmuls accumulate in f32 and round their result.
+        force_norm_in_f32: compute norms in f32 and round the result.
+        reify_sdpa_operator: True writes attention as tract's operator (release 0.22.0, registry tract_transformers), False as
+            primitive operators. None writes the operator if the release and `feature_flags` include it.
+        streaming: the input arrives in pieces (docs/how-to/streaming.md). Loops along that axis keep their state, unsupported
+            operators are refused, and the check runs piece by piece. The wheel supports it from release 0.23.0.
+        upsample_with_debox: write nearest upsampling of floats by integer factors as `debox` (release 0.23.0).
+        attention_as_products: write attention of language models as two grouped matmuls per KV head, which is fastest on CPUs
+            with long caches.
+        device: "cpu", "cuda" or "metal", or several of them. Forms that tract computes wrongly on a device are replaced
+            (docs/how-to/gpu.md). The check runs on the CPU.
+        attention_in_f16: round the heads to f16 where the attention operator of a device computes in f16 only.
 
     Raises:
-        OptionError: the version is not one this dialect is written for, or has no use for another option.
+        OptionError: the release is not supported, or does not support another option.
     """
 
     version: str | SemanticVersion = LATEST_VERSION
@@ -229,7 +228,7 @@ class TractNNEF(EngineTarget):
 
     @classmethod
     def latest(cls) -> TractNNEF:
-        """Return the target for the newest tract release this project knows."""
+        """Return the target for the newest supported tract release."""
         return cls()
 
     @property
@@ -239,7 +238,7 @@ class TractNNEF(EngineTarget):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What computes."""
+        """Devices that the archive is written for."""
         return devices_of(self.device)
 
     @property
@@ -248,16 +247,17 @@ class TractNNEF(EngineTarget):
 
     @property
     def registries(self) -> tuple[str, ...]:
-        """The registries that an engine must enable, beside its core."""
+        """Registries that an engine must enable besides its core."""
         return registry_names(features_of(self.feature_flags))
 
     @property
     def refuses_sizes(self) -> bool:
-        """By scenarios; not of a stream, whose length nobody knows."""
+        """Whether the archive contains assertions about sizes; False for streams, whose length is unknown."""
         return self.streaming is None
 
     @property
     def numerics(self) -> Numerics:
+        """See `InferenceTarget.numerics`."""
         return Numerics(
             f32_linear_accumulation=self.force_linear_accumulation_in_f32,
             f32_attention=self.force_attention_inner_in_f32,
@@ -266,6 +266,7 @@ class TractNNEF(EngineTarget):
 
     @property
     def spelling(self) -> Spelling:
+        """See `InferenceTarget.spelling`."""
         reified = self.reify_sdpa_operator
         if reified is None:
             reified = TractFeature.TRANSFORMERS.value in self.registries and has_operator(self.release, _ATTENTION)
@@ -284,6 +285,7 @@ class TractNNEF(EngineTarget):
 
     @property
     def properties(self) -> Mapping[str, str | float]:
+        """See `InferenceTarget.properties`."""
         properties: dict[str, str | float] = {"tract_target_version": str(self.release)}
         if self.devices != (CPU,):
             properties[DEVICES_PROPERTY] = " ".join(self.devices)
@@ -295,22 +297,30 @@ class TractNNEF(EngineTarget):
     def pre_trace(
         self, model: nn.Module, input_names: Sequence[str] | None, output_names: Sequence[str] | None
     ) -> None:
-        """Check the names in `dynamic_axes`, and look for the engine that will check the archive.
+        """Validate the names in `dynamic_axes` and locate the engine that will check the archive.
+
+        Args:
+            model: the module to export.
+            input_names: names of the inputs; None if they are derived from the module.
+            output_names: names of the outputs; None if they are derived from the module.
 
         Raises:
-            EngineMissingError: it is not installed, and could not be fetched.
-            OptionError: `specific_tract_binary_path` is another release than `version`, or a name is no input or output.
+            EngineMissingError: the engine is not installed and could not be downloaded.
+            OptionError: `specific_tract_binary_path` is not of release `version`, or a name is neither an input nor an output.
         """
         super().pre_trace(model, input_names, output_names)
         if self.check_io:
             _ = self._cli() if self.specific_tract_binary_path else self._wheel().version
 
     def post_translate(self, graph: NnefGraph) -> NnefGraph:
-        """Return the document as the release reads it: operators that it does not have are said with older ones.
+        """Return the document for this release: operators that it lacks are written with older ones.
+
+        Args:
+            graph: the translated document.
 
         Raises:
-            DialectError: an operation is younger than the release and has no older form, or needs a registry that is not
-                among `feature_flags`.
+            DialectError: an operation is newer than the release and has no older form, or needs a registry that is not in
+                `feature_flags`.
         """
         refuse_younger(graph, self.release)
         if not self._device_forms.fusible_softmax:
@@ -327,9 +337,20 @@ class TractNNEF(EngineTarget):
         exported_filepath: str | Path,
         debug_bundle_path: str | Path | None = None,
     ) -> None:
-        """Run the archive on the example inputs, in the engine of the release that it is for, and compare every output.
+        """Run the archive on the example inputs in the engine and compare every output.
 
-        During an export it is the export that writes the debug bundle, from what it captured; called by hand, this does.
+        During an export, the exporter writes the debug bundle. If you call this method yourself, it writes the bundle.
+
+        Args:
+            model: the module, in eval mode.
+            nnef_graph: the document that was written.
+            args: arguments of the forward.
+            exported_filepath: path of the archive.
+            debug_bundle_path: where to write a debug bundle if the check fails; None writes none.
+
+        Raises:
+            EngineError: the engine refused the archive or failed to run it.
+            MismatchError: its outputs differ from PyTorch's.
         """
         if not self.check_io:
             return
@@ -339,6 +360,8 @@ class TractNNEF(EngineTarget):
             if self.streaming is not None:
                 self._require_streams(archive, args.example, self.streaming)
             return
+        from generic_export.debug.archive.repeated_check import ArchiveCheck  # it imports this package
+
         bundle = None if debug_bundle_path is None else Path(debug_bundle_path)
         ArchiveCheck(archive, self).run_again(model, tuple(args), bundle_path=bundle)
 
@@ -356,14 +379,23 @@ class TractNNEF(EngineTarget):
     # --- the engine -----------------------------------------------------------------------------
 
     def ask(self, archive: Path, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """See `EngineTarget.ask`."""
+        """Run an archive once; see `EngineTarget.ask`.
+
+        Args:
+            archive: path of the archive.
+            inputs: one array per input.
+        """
         if self.specific_tract_binary_path:
             return ask_cli(self._cli(), archive, inputs, registries=self.registries)
         return ask_wheel(self._wheel(), archive, inputs, registries=self.registries)
 
     @contextmanager
     def opened(self, archive: Path) -> Iterator[Callable[[Sequence[np.ndarray]], list[np.ndarray]]]:
-        """See `EngineTarget.opened`: the wheel loads the archive once."""
+        """Load an archive once and yield a function that runs it; see `EngineTarget.opened`.
+
+        Args:
+            archive: path of the archive.
+        """
         if self.specific_tract_binary_path:
             with super().opened(archive) as ask:
                 yield ask

@@ -21,8 +21,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from generic_export.compat import REMAINDERS, over_sizes_of_inputs, shape_guards
-from generic_export.torch_graph.sizes.branch import Branch, Sizes, source_of_guard
+from generic_export.torch_graph.sizes.branch import Branch, Sizes
 from generic_export.torch_graph.sizes.proofs import computed
+from generic_export.torch_graph.source_lines import source_of_guard
 
 aten = torch.ops.aten
 

@@ -5,17 +5,21 @@ In: an exception of torch.export, or the text of a line. Out: the cause in words
 
 from __future__ import annotations
 
-import inspect
-import linecache
 import os
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from generic_export.errors import CaptureAttempt, SpecializedAxisError
+from generic_export.compat import is_over_values
+from generic_export.errors import CaptureAttempt, CaptureError, NotCapturableError, SpecializedAxisError
+from generic_export.torch_graph.ir import SizeCondition
+from generic_export.torch_graph.source_lines import raised_source, source_in_trace, source_text
+
+_NAME = re.compile(r"[A-Za-z_]\w*(?![\w(])")
+"""A symbol in a condition, and no function."""
 
 
 @dataclass(frozen=True)
@@ -172,30 +176,69 @@ def _found(rows: tuple[Cause, ...], text: str) -> tuple[str, str] | None:
     return None
 
 
-def source_text(module: nn.Module, source: str, error: BaseException | None = None) -> str:
-    """Return the text of a line of a model's code.
-
-    Args:
-        module: whose classes, and whose parts', are looked through.
-        source: `file.py:12`, without a folder.
-        error: whose traceback is looked through as well.
-    """
-    name, _, number = source.rpartition(":")
-    if not number.isdigit():
-        return ""
-    frames = traceback.walk_tb(error.__traceback__) if error is not None else ()
-    paths = [frame.f_code.co_filename for frame, _ in frames]
-    for kind in {type(each) for each in module.modules()}:
-        paths += [path for base in kind.__mro__ if (path := _file_of(base))]
-    path = next((path for path in paths if os.path.basename(path) == name), "")
-    return linecache.getline(path, int(number)).strip() if path else ""
+# What a capture that cannot be is refused with: the cause, the line of the model's code, and what to write instead.
+# In: what PyTorch raised, or a condition on sizes. Out: an error of this package.
+def refused(module: nn.Module, condition: SizeCondition, line: str) -> SpecializedAxisError:
+    """Refuse a module for a condition that tract has no words for."""
+    return frozen_axis(
+        module,
+        condition.source or line,
+        f"by the model: what was captured is right only where {condition.text}",
+        "make the axis static, or declare the sizes that it may have (DynamicSize).",
+        _NAME.findall(condition.text),
+    )
 
 
-def _file_of(kind: type) -> str:
-    try:
-        return inspect.getsourcefile(kind) or ""
-    except TypeError:  # a class that is built in
-        return ""
+def capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) -> CaptureError:
+    """Return one error for whatever torch.export raised, with its first line and the line of the user's code."""
+    text = str(error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    noted = getattr(error, "t2n_source", "")
+    source = noted or source_in_trace(text) or ("" if is_over_values(error) else next(iter(freezes), ""))
+    told, advice = _cause(module, error, reason)
+    place = source or raised_source(error)
+    met = CaptureAttempt("torch.export", told, place, source_text(module, place, error))
+    refusal = NotCapturableError(f"{type(module).__name__}{f' at {place}' if place else ''}: {told}.", advice)
+    refusal.attempts = (met,)
+    return refusal
 
 
-__all__ = ["ANY_LINE", "WITHOUT_VALUES", "Cause", "fixed_cause", "frozen_axis", "raised_cause", "source_text"]
+def _cause(module: nn.Module, error: Exception, reason: str) -> tuple[str, str]:
+    """Return the cause in words, and the advice."""
+    if _reads_packed(error):
+        return (
+            "the sizes of a packed sequence depend on values, which NNEF cannot express",
+            WITHOUT_VALUES["_pack_padded_sequence"],
+        )
+    known = raised_cause(error, module)
+    if known is not None:
+        return known
+    if is_over_values(error):
+        return (
+            "a number that is read from a tensor decides a size or a branch, which torch.export cannot capture",
+            "Make it the size of an input's axis, or compute with masks and torch.where; the cause carries PyTorch's full account.",
+        )
+    return (
+        f"torch.export cannot capture the module: {type(error).__name__}: {reason.rstrip('.')}",
+        ANY_LINE,
+    )
+
+
+def _reads_packed(error: Exception) -> bool:
+    """Say whether the code of packed sequences failed, or that of a recurrent layer over one."""
+    paths = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packing, layer = (os.path.join("torch", "nn", *below) for below in (("utils", "rnn.py"), ("modules", "rnn.py")))
+    return any(path.endswith(packing) or (path.endswith(layer) and isinstance(error, TypeError)) for path in paths)
+
+
+__all__ = [
+    "ANY_LINE",
+    "WITHOUT_VALUES",
+    "Cause",
+    "capture_error",
+    "fixed_cause",
+    "frozen_axis",
+    "raised_cause",
+    "refused",
+]

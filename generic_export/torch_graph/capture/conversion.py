@@ -31,11 +31,12 @@ from generic_export.torch_graph.ir import (
     TorchOp,
 )
 from generic_export.torch_graph.loops import SCAN
-from generic_export.torch_graph.naming import module_frame, node_source
+from generic_export.torch_graph.naming import module_frame
 from generic_export.torch_graph.request import CaptureRequest, auto_symbols, declared_sizes, symbol_name
 from generic_export.torch_graph.sizes.guards import bounds_of, larger_sizes
 from generic_export.torch_graph.sizes.multiples import Folds
 from generic_export.torch_graph.sizes.proofs import without_needless_extrema
+from generic_export.torch_graph.source_lines import node_source
 
 _HIGHER_ORDER_HINTS = {
     "cond": "The branch is taken by a size: export once per branch, or write the branches as one expression.",

@@ -6,7 +6,6 @@ block in which a capture is told so. The module is run at other sizes to tell th
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from generic_export.errors import SpecializedAxisError
 from generic_export.torch_graph.capture.whole_sizes import whole_sizes
-from generic_export.torch_graph.naming import current_source, user_source
 from generic_export.torch_graph.nested import FlatCall, taken_apart
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
 from generic_export.torch_graph.sizes.other_sizes import repeated
+from generic_export.torch_graph.source_lines import running_source
 from generic_export.torch_graph.state import state_kept
 
 _Tensor = torch.Tensor
@@ -196,7 +195,7 @@ def _reads(model: nn.Module, call: FlatCall, tensors: Sequence[torch.Tensor]) ->
 
 
 def _line() -> str:
-    return current_source() or user_source("".join(traceback.format_stack())) or "a line of PyTorch"
+    return running_source() or "a line of PyTorch"
 
 
 class _Seen(TorchFunctionMode):

@@ -11,19 +11,27 @@ import builtins
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from unittest import mock
 
+import sympy
 import torch
+from torch.fx.experimental.sym_node import SymNode
 
-from generic_export.compat import depends_on_data
+from generic_export.compat import depends_on_data, fixed_sizes_seen
+from generic_export.errors import CaptureError, SpecializedAxisError
 from generic_export.torch_graph.sizes.in_tensors import SizeNumber
+from generic_export.torch_graph.source_lines import running_source
 
 Namespace = dict[str, Any]
 """The globals of a module."""
 
 _TORCH = os.path.dirname(torch.__file__)
+
+Captured = TypeVar("Captured")
 
 
 class _Whole(type):
@@ -103,4 +111,66 @@ def whole_sizes(namespaces: Sequence[Namespace]) -> Iterator[None]:
                     namespace[name] = value
 
 
-__all__ = ["Namespace", "calling_namespace", "whole_sizes"]
+# Where a capture made plain numbers of symbolic sizes, and the capture again where `int` did.
+# In: what captures. Out: what it captured, or its refusal with the lines of the model's code.
+@dataclass(frozen=True)
+class Freezes:
+    """Where a capture made plain numbers of sizes.
+
+    Attributes:
+        lines: of the model's code, in order.
+        namespaces: of the modules whose code calls `int` there.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    namespaces: list[Namespace] = field(default_factory=list)
+
+
+def with_whole_sizes(capture: Callable[[Freezes], Captured]) -> Captured:
+    """Capture; where that is refused and `int` was called with a size, again, with an `int` that keeps sizes.
+
+    Raises:
+        CaptureError: the first one's, unless a later one goes on to another line that freezes a size.
+    """
+    kept: list[Namespace] = []
+    refused: CaptureError | None = None
+    while True:
+        freezes = Freezes()
+        try:
+            with whole_sizes(kept):
+                return capture(freezes)
+        except CaptureError as error:
+            refused = error if refused is None or isinstance(error, SpecializedAxisError) else refused
+            found = [each for each in freezes.namespaces if not any(each is known for known in kept)]
+            if not found:
+                raise refused from refused.__cause__
+            kept += found
+
+
+@contextmanager
+def recorded_freezes(freezes: Freezes) -> Iterator[None]:
+    """Note where PyTorch first fixes a symbolic size to a number."""
+    guard_int = SymNode.guard_int
+
+    def note_line() -> None:
+        source = running_source()
+        if source:
+            freezes.lines.append(source)
+
+    def fixed(target: sympy.Expr) -> None:
+        if getattr(target, "is_number", False):
+            note_line()
+
+    def recorded_int(node: SymNode, file: str, line: int) -> int:
+        if node.expr.free_symbols:  # `int(0.5 * size)`, `range(size)`
+            note_line()
+            namespace = calling_namespace()
+            if namespace is not None and not any(namespace is known for known in freezes.namespaces):
+                freezes.namespaces.append(namespace)
+        return guard_int(node, file, line)
+
+    with fixed_sizes_seen(fixed), mock.patch.object(SymNode, "guard_int", recorded_int):
+        yield
+
+
+__all__ = ["Freezes", "Namespace", "calling_namespace", "recorded_freezes", "whole_sizes", "with_whole_sizes"]

@@ -6,27 +6,31 @@ are traced anew; retracing a whole model takes longer than capturing it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true as is_sure
 
 from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, is_mapped_over, pytree, schema_of
+from generic_export.errors import UnsupportedOperatorError
 from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
-from generic_export.torch_graph.decompose.grouped_products import grouped_rewrites
 from generic_export.torch_graph.decompose.in_place import without_writes
+from generic_export.torch_graph.decompose.region_features import roi_align
 from generic_export.torch_graph.decompose.rewrites import REWRITES
-from generic_export.torch_graph.decompose.torchvision_operators import torchvision_rewrites
 
 Decomposition = Callable[..., Any]
 
 _MAX_ROUNDS = 8
 ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 """What an inserted node takes over from the one it replaces: where the user wrote it."""
+
+aten = torch.ops.aten
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
@@ -179,3 +183,81 @@ def _inlined(body: GraphModule, inputs: list[Node], origin: Node) -> Any:
             copies[inner] = origin.graph.node_copy(inner, lambda argument: copies[argument])
             copies[inner].meta |= {key: origin.meta[key] for key in ORIGIN if key in origin.meta}
     return None
+
+
+# Products of groups of rows with a matrix of each group's own, as mixtures of experts compute them, with tensors of
+# PyTorch alone.
+# The groups' ends are values, so that no size is known: every row is multiplied with every matrix, and its own product
+# is kept.
+def grouped_rewrites() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Return the functions that stand for such operators, where a library has registered them."""
+    name = "grouped_mm_fallback"  # registered by transformers for what torch.nn.functional.grouped_mm does not take
+    library = torch.ops.transformers
+    return {getattr(library, name).default: grouped_products} if hasattr(library, name) else {}
+
+
+def grouped_products(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """Return `input[s] @ weight[g]` for each row s of group g, [S, N]; rows behind the last group are 0.
+
+    Args:
+        input: [S, K], the rows of each group together.
+        weight: [G, K, N].
+        offs: where each group ends, [G].
+    """
+    rows = torch.arange(input.shape[0], device=input.device)
+    begins = torch.cat([torch.zeros_like(offs[:1]), offs[:-1]])
+    own = (rows >= begins[:, None]) & (rows < offs[:, None])
+    products = torch.matmul(input.unsqueeze(0), weight)
+    return torch.where(own.unsqueeze(2), products, torch.zeros_like(products)).sum(0)
+
+
+def torchvision_rewrites() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Return the functions of tensors that stand for torchvision's operators; none where they are not there."""
+    if "torchvision" not in sys.modules:
+        return {}
+    operators = torch.ops.torchvision  # a build without its extension has none of them
+    return {getattr(operators, name).default: made for name, made in _MADE.items() if hasattr(operators, name)}
+
+
+def _nms(*args: Any) -> NoReturn:
+    raise UnsupportedOperatorError(
+        "torchvision.nms keeps as many boxes as the data say, and a graph has no such size.",
+        "generic_export.detection.bounded_nms (and bounded_batched_nms) keeps the same ones in a fixed number of places; "
+        "generic_export.detection.exportable_detector does so for a whole detector.",
+    )
+
+
+_MADE: Mapping[str, Callable[..., Any]] = {"roi_align": roi_align, "nms": _nms}
+
+
+# `as_strided` of contiguous tensors, such as Longformer's overlapping chunks.
+# In: a program without writes. Out: the same one, edited in place: those reads are `as_strided_copy`, which nothing
+# else is. A graph has no memory layout, so `as_strided` of any other tensor is left as it is, and the translation
+# refuses it.
+def with_known_strides(program: ExportedProgram) -> None:
+    """Tell reads by strides of contiguous tensors from all others."""
+    for node in program.graph.nodes:
+        if node.target in (aten.as_strided.default, aten.as_strided_copy.default):
+            source: Any = node.args[0]
+            known = _is_contiguous(source.meta["val"])
+            node.target = aten.as_strided_copy.default if known else aten.as_strided.default
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    """Say whether the elements lie in the order of their indices, from the beginning of the memory on.
+
+    Where that needs a relation between sizes (`view` of a multiple), it is asked for, and becomes a condition of the archive.
+    """
+    step: Any = 1
+    known = is_sure(tensor.storage_offset() == 0)
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        known = known and (is_sure(size == 1) or _are_equal(stride, step))
+        step = step * size
+    return known
+
+
+def _are_equal(stride: Any, step: Any) -> bool:
+    same = stride == step
+    if not isinstance(same, torch.SymBool):
+        return bool(same)
+    return is_sure(same) or (bool(same.node.hint) and bool(same))

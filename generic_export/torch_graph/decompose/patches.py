@@ -7,6 +7,7 @@ one operator (`ops/rnn.py`). Transformer layers neither take their fused path no
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -14,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from generic_export.compat import (
@@ -29,15 +31,102 @@ from generic_export.compat import (
     without_strides_of_transforms,
 )
 from generic_export.errors import CaptureError
-from generic_export.torch_graph.decompose.least_squares import lstsq
 from generic_export.torch_graph.decompose.pieces import Pieces, without_pieces
-from generic_export.torch_graph.decompose.recursive_filters import filters_as_loops
-from generic_export.torch_graph.decompose.statistics import corrcoef, cov
-from generic_export.torch_graph.naming import short_stacks
+from generic_export.torch_graph.loops import loop
 from generic_export.torch_graph.sizes.answers import proved_sizes
 from generic_export.torch_graph.sizes.in_tensors import as_size_or_tensor, padded, sizes_or_none, stepped, with_sizes
 from generic_export.torch_graph.sizes.proofs import without_needless_extrema
-from generic_export.torch_graph.sizes.quotients import whole_quotients
+from generic_export.torch_graph.sizes.ratios import whole_quotients
+from generic_export.torch_graph.source_lines import short_stacks
+
+Tensor = torch.Tensor
+
+
+# `torch.cov` and `torch.corrcoef` without PyTorch's questions about the weights' values, which shapes alone do not
+# answer.
+def cov(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    """The covariance of variables (rows) over observations (columns), as torch.cov's documentation defines it.
+
+    Args:
+        input: [variables, observations], or one variable's observations.
+        correction, fweights, aweights: as of torch.cov; that weights are not negative is not looked at.
+    """
+    rows = torch.atleast_2d(input)
+    observations = rows.shape[1]
+    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    if weights is None:
+        total: Tensor | int = observations
+        mean = rows.sum(1, keepdim=True) / observations
+    else:
+        total = weights.sum()
+        mean = (rows * weights).sum(1, keepdim=True) / total
+    centred = rows - mean
+    degrees: Tensor | int
+    if weights is None or aweights is None or correction == 0:
+        degrees = total - correction
+    else:
+        # Without frequencies the weights themselves take their place.
+        degrees = total - correction * (weights * aweights).sum() / total
+    scaled = centred if weights is None else centred * weights
+    positive = torch.clamp(degrees, min=0) if isinstance(degrees, Tensor) else max(degrees, 0)
+    return ((scaled @ centred.mT.conj()) / positive).squeeze()
+
+
+def corrcoef(input: Tensor) -> Tensor:
+    """Correlations of variables (rows): their covariance with deviations of 1, within [-1, 1]."""
+    covariance = cov(input)
+    if covariance.dim() == 0:
+        return covariance / covariance
+    deviations = torch.sqrt(torch.diagonal(covariance))
+    result = covariance / deviations.unsqueeze(0) / deviations.unsqueeze(1)
+    return result if result.is_complex() else torch.clamp(result, -1.0, 1.0)
+
+
+_MODULE = "torchaudio.functional.filtering"
+_FILTER = "_lfilter"
+
+
+# `torch.linalg.lstsq` by the pseudo-inverse, while a module is captured: its own rank is a number of the data's.
+class LeastSquares:
+    """What `torch.linalg.lstsq` returns, of which the solution alone has a shape that is known.
+
+    Attributes:
+        solution: [..., N, K].
+    """
+
+    def __init__(self, solution: torch.Tensor) -> None:
+        self.solution = solution
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 0:
+            return self.solution
+        raise CaptureError(
+            "torch.linalg.lstsq: residuals, rank and singular values are as many as the data have.",
+            "Read the solution only: torch.linalg.lstsq(A, B).solution.",
+        )
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        if name in ("residuals", "rank", "singular_values"):
+            return self[1]
+        raise AttributeError(name)
+
+
+def lstsq(
+    input: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> LeastSquares:
+    """Return the shortest X that makes A X nearest to B; where A is of full rank there is one only, whatever the driver.
+
+    Args:
+        input: A [..., M, N].
+        b: B [..., M, K].
+        rcond: singular values below this share of the largest count as 0; by default PyTorch's, epsilon times the longer side.
+        driver: of LAPACK; all but `gels` give the shortest, and `gels` asks for full rank.
+    """
+    share = torch.finfo(input.dtype).eps * max(input.shape[-2:]) if rcond is None else rcond
+    return LeastSquares(torch.linalg.pinv(input, rtol=share) @ b)
+
 
 aten = torch.ops.aten
 
@@ -301,3 +390,40 @@ _SHAPES: dict[OpOverload, Callable[..., Any]] = {
     aten.rnn_tanh.input: _layer_shapes,
     aten.rnn_relu.input: _layer_shapes,
 }
+
+
+# torchaudio's recursive filters (`lfilter`, and all biquads) as one loop of the graph, while a module is captured.
+# Their loop over samples is an operator of torchaudio's own, or one of Python's, that writes into its argument.
+@contextmanager
+def filters_as_loops() -> Iterator[None]:
+    """Replace the function under `torchaudio.functional.lfilter`, where that is imported, for the length of the block."""
+    module = sys.modules.get(_MODULE)
+    if module is None or not hasattr(module, _FILTER):
+        yield
+        return
+    with mock.patch.object(module, _FILTER, filtered):
+        yield
+
+
+def filtered(waveform: torch.Tensor, a_coeffs: torch.Tensor, b_coeffs: torch.Tensor) -> torch.Tensor:
+    """Return y with a_0 y[t] = sum_k b_k x[t - k] - sum_(k > 0) a_k y[t - k] (torchaudio.functional.lfilter, not clamped).
+
+    Args:
+        waveform: x [B, C, T].
+        a_coeffs, b_coeffs: [C, order + 1].
+    """
+    first, order = a_coeffs[:, :1], a_coeffs.shape[1] - 1
+    taps = (b_coeffs / first).flip(1).unsqueeze(1)
+    driven = F.conv1d(F.pad(waveform, (order, 0)), taps, groups=a_coeffs.shape[0])
+    if order == 0:
+        return driven
+    feedback = (a_coeffs[:, 1:] / first).T.unsqueeze(1)  # [order, 1, C], the last sample's first
+    past = torch.zeros_like(driven[:, :, :1]).squeeze(2).expand(order, *driven.shape[:2])
+    _, (samples,) = loop(_sample, [past, feedback], [driven.permute(2, 0, 1)])
+    return samples.permute(1, 2, 0)
+
+
+def _sample(states: list[torch.Tensor], slices: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    past, feedback = states
+    given = slices[0] - (feedback * past).sum(0)
+    return [torch.cat([given.unsqueeze(0), past[:-1]]), feedback], [given]

@@ -87,7 +87,12 @@ class ClapDecibels(SoundFrontEnd):
     def described(self) -> dict[str, Any]:
         """See `FrontEnd`."""
         samples = int(self.extractor.nb_max_samples)
-        return {**super().described(), "samples": samples, "seconds": samples / self.sampling_rate, "longer": "cut"}
+        return {
+            **super().described(),
+            "samples": samples,
+            "seconds": samples / self.sampling_rate,
+            "longer_input": "cut",
+        }
 
     def seconds_to_check(self) -> Sequence[float]:
         """See `SoundFrontEnd`: nothing longer, of which the extractor takes a part at random."""

@@ -179,7 +179,7 @@ class FilterBank(SoundFrontEnd):
 
     def described(self) -> dict[str, Any]:
         """See `FrontEnd`."""
-        return {**super().described(), "bands": int(self.extractor.num_mel_bins), "least_samples": _FRAME}
+        return {**super().described(), "num_mel_bins": int(self.extractor.num_mel_bins), "min_samples": _FRAME}
 
     def reference(self, recordings: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """See `SoundFrontEnd`."""

@@ -87,7 +87,7 @@ class NemoFeatures(SoundFrontEnd):
 
     def described(self) -> dict[str, Any]:
         """See `FrontEnd`."""
-        return {**super().described(), "bands": int(self.extractor.feature_size), "normalized": self.normalizes}
+        return {**super().described(), "num_mel_bins": int(self.extractor.feature_size), "normalized": self.normalizes}
 
     def reference(self, recordings: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """See `SoundFrontEnd`."""

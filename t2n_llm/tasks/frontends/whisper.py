@@ -98,7 +98,7 @@ class WhisperLogMel(SoundFrontEnd):
             **super().described(),
             "samples": samples,
             "seconds": samples / self.sampling_rate,
-            "longer": "cut after these samples: give longer recordings piece by piece",
+            "longer_input": "cut after these samples: give longer recordings piece by piece",
             "features": [int(self.extractor.feature_size), int(self.extractor.nb_max_frames)],
         }
 

@@ -95,10 +95,10 @@ def compared(head: Head, outputs: Sequence[str], case: HeadCase, got: Answers, w
 
 def _compared(place: int, head: Head, case: HeadCase, got: np.ndarray, wanted: np.ndarray) -> StepResult:
     """Compare one output, padding left out."""
-    mask = case.mask if head.per_token and got.shape == wanted.shape else None
-    if mask is not None and wanted.shape[: mask.ndim] == mask.shape:
-        got, wanted = got[mask == 1], wanted[mask == 1]
-    return compare_values(place, got, wanted, _SMALLEST_SCALE)
+    mask = case.mask if head.per_token else None
+    seen = mask == 1 if mask is not None and wanted.shape[: mask.ndim] == mask.shape else ...
+    compared_values = got[seen] if got.shape == wanted.shape else np.empty(0)
+    return compare_values(place, compared_values, wanted[seen], smallest_scale=_SMALLEST_SCALE)
 
 
 def write_head_bundles(

@@ -164,7 +164,7 @@ class HeadTask(Task):
         stored = [variable for part in graphs for variable in part.document.variables]
         return {
             "graph": interface(graphs[-1].document, (), options.dtype)
-            | {"tensors": described_tensors(module, options.computes_in)},
+            | {"interface": described_tensors(module, options.computes_in)},
             "model": described_model(module, graphs[-1].config, stored),
         }
 

@@ -50,11 +50,11 @@ class SensedInput:
         record = manifest.get(FRONTEND)
         if record is None or name not in record.get("outputs", ()):
             return SensedInput(folder, name)
-        if FRONTEND not in manifest.get("parts", {}):
+        if FRONTEND not in manifest.get("archives", {}):
             raise ArchiveError(
                 f"{folder}: its export.json names no archive of the front end.", "Export the model again."
             )
-        return SensedInput(folder, name, record, folder / manifest["parts"][FRONTEND]["archive"])
+        return SensedInput(folder, name, record, folder / manifest["archives"][FRONTEND]["archive"])
 
     @property
     def sampling_rate(self) -> int:
@@ -74,7 +74,7 @@ class SensedInput:
     def samples(self) -> int | None:
         """How many samples the model hears at once; None where nothing says so."""
         stated = self._stated
-        samples = stated.get("samples", stated.get("n_samples"))
+        samples = stated.get("samples")
         return int(samples) if samples is not None else None
 
     @property

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from kvcache.compat import cache_keyword
-from kvcache.explicit_cache import states_of
-from kvcache.states import Slot, StateTensor
+from kvcache.states.explicit_cache import states_of
+from kvcache.states.tensors import Slot, StateTensor
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_step
 from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.check.cache_range import largest_values

@@ -16,7 +16,7 @@ from torch import nn
 from kvcache import explicit_attention, explicit_experts
 from kvcache.compat import cache_keyword
 from kvcache.forms import state_form
-from kvcache.states import Slot
+from kvcache.states.tensors import Slot
 from t2n_llm.graph.capture import capture_model, weightless_network
 from t2n_llm.graph.causal_lm import probe_states
 from t2n_llm.graph.options import GraphOptions
@@ -96,7 +96,7 @@ class DecoderModule(nn.Module):
         Returns:
             The last position's logits [1, 1, vocab], then the states.
         """
-        from kvcache.explicit_cache import ExplicitCache
+        from kvcache.states.explicit_cache import ExplicitCache
 
         rows, rest = rest[: self.deepstack], rest[self.deepstack :]
         given, past = (rest[:1], rest[1:]) if self.further else ((), rest)

@@ -18,7 +18,7 @@ import torch
 from generic_export.errors import OptionError
 from generic_export.interrupts import asking
 from t2n_llm.compress.text import AUTO, BUILTIN, builtin_text, read_text
-from t2n_llm.sampling.settings import generation_settings
+from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.source.empty_model import ModelKind
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.media.sensed import SensedInput, Sensing

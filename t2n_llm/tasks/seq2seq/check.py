@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from generic_export.read.reading import read_graph_text, signature_of
-from kvcache.states import StateTensor
+from kvcache.states.tensors import StateTensor
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_step
 from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.check.options import EngineOptions

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvcache.states import Slot
+from kvcache.states.tensors import Slot
 from t2n_llm.tasks.seq2seq.adapters import read_source, run_decoder
 from t2n_llm.tasks.seq2seq.model import states_of_pair
 

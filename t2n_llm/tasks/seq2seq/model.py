@@ -20,7 +20,7 @@ from torch import nn
 from generic_export.errors import CaptureError, T2NError, described
 from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
-from kvcache.states import Probe, Slot, States, StateTensor, describe_states
+from kvcache.states.tensors import Probe, Slot, States, StateTensor, describe_states
 from t2n_llm.graph.capture import capture_model, weightless_network
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph
@@ -197,7 +197,7 @@ def _caches(network: Any, states: States) -> Any:
     """Return transformers' pair of caches, the second one full where states of it are given."""
     from transformers import DynamicCache, EncoderDecoderCache
 
-    from kvcache.explicit_cache import ExplicitCache, put_states
+    from kvcache.states.explicit_cache import ExplicitCache, put_states
 
     own = {slot: tensor for slot, tensor in states.items() if slot.kind not in (CROSS_KEY, CROSS_VALUE)}
     kinds = {ours: theirs for theirs, ours in _CROSS.items()}
@@ -212,7 +212,7 @@ def _caches(network: Any, states: States) -> Any:
 
 def states_of_pair(caches: Any) -> States:
     """Return what transformers' pair of caches holds: keys and values of the decoder, and those of its source."""
-    from kvcache.explicit_cache import states_of
+    from kvcache.states.explicit_cache import states_of
 
     said = states_of(caches.cross_attention_cache)
     return states_of(caches.self_attention_cache) | {

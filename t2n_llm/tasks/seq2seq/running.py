@@ -15,7 +15,7 @@ import numpy as np
 
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.read.reading import read_graph_text, signature_of
-from kvcache.states import StateTensor
+from kvcache.states.tensors import StateTensor
 from t2n_llm.check.answers import Answerer, CliAnswerer, open_answerer
 from t2n_llm.check.engines import chosen_engine
 from t2n_llm.check.options import EngineOptions

@@ -184,12 +184,12 @@ def connection(config: Any, form: SourceForm, *, masked: bool) -> dict[str, Any]
     """
     return {
         "order": [ENCODER, DECODER],
-        "source": {
+        "encoder_inputs": {
             each.name: {"shape": list(each.shape), "dtype": "f32" if each.vocabulary is None else "i64"}
             for each in form.inputs
         },
-        "cross": _CROSS,
-        "mask": f"the encoder's attention_mask [B, T] is the decoder's {DECODER_MASK}" if masked else None,
+        "cross_attention": _CROSS,
+        "encoder_mask": f"the encoder's attention_mask [B, T] is the decoder's {DECODER_MASK}" if masked else None,
         "decoder_start_token_id": first_token(config),
     }
 

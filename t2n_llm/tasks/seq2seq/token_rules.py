@@ -1,7 +1,7 @@
 """Which token may come next, as `generation_config.json` has it: what is never said, what is forced, what Whisper does with time.
 
 In: logits and what has been said. Out: logits with minus infinity where a token may not be. The rules are those of
-transformers' `generate()` (`t2n_llm/sampling`); of timestamps, those of Radford et al. 2022 (Whisper), section 4.5 and its
+transformers' `generate()` (`t2n_llm/runtime/sampling`); of timestamps, those of Radford et al. 2022 (Whisper), section 4.5 and its
 published decoder.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from generic_export.errors import OptionError
-from t2n_llm.sampling.rules import Said, ScoreRule, rules_of
-from t2n_llm.sampling.settings import end_tokens
+from t2n_llm.runtime.sampling.rules import Said, ScoreRule, rules_of
+from t2n_llm.runtime.sampling.settings import end_tokens
 
 _NEVER = -np.inf
 _SECONDS_A_STEP = 0.02

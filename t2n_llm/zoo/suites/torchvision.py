@@ -123,9 +123,6 @@ def _flow(name: str) -> ModuleCase:
     return ModuleCase(partial(_build, name, {}), {"image1": given, "image2": given}, BATCH, OTHER_BATCH)
 
 
-# --- detectors ---------------------------------------------------------------------------------------
-
-
 # Layers whose results are brought to a deviation and a mean: scores on both sides of the thresholds, boxes that move.
 _SPREADS: Mapping[str, tuple[float, float]] = {
     "cls_logits": (2.0, -1.0),

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
+from generic_export.compare.comparison import largest_error
 from generic_export.half_weights import half_parameters, rounded_to_half
 from generic_export.inference_target.example import ExampleRun
 from generic_export.inference_target.tract.engines.wheel import TractWheel
@@ -136,23 +137,16 @@ def _judged(
 
 def _check(answers: Sequence[np.ndarray], wanted: Sequence[np.ndarray], allowed: float = _EXACT) -> Check:
     scale = max([1.0, *(float(np.abs(each).max()) for each in wanted if each.size)])
-    worst = max(_error(*pair) for pair in zip(answers, wanted, strict=True))
+    worst = max(largest_error(*pair) for pair in zip(answers, wanted, strict=True))
     return Check(worst, scale, 0, 0, _distance(answers, wanted) <= allowed)
 
 
 def _distance(answers: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
     """Return the largest error of all outputs, each as a share of its own largest value."""
     return max(
-        _error(answer, output) / max(1e-6, float(np.abs(output).max(initial=0)))
+        largest_error(answer, output) / max(1e-6, float(np.abs(output).max(initial=0)))
         for answer, output in zip(answers, wanted, strict=True)
     )
-
-
-def _error(answer: np.ndarray, wanted: np.ndarray) -> float:
-    if answer.shape != wanted.shape:
-        return float("inf")
-    difference = np.abs(answer.astype(np.float64) - wanted.astype(np.float64))
-    return float(np.nan_to_num(difference, nan=np.inf).max(initial=0))
 
 
 def _in_float64(module: nn.Module, given: Sequence[Sequence[torch.Tensor]]) -> list[tuple[np.ndarray, ...]] | None:

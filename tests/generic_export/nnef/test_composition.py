@@ -14,12 +14,12 @@ from torch import nn
 
 from generic_export import KhronosNNEF, TractNNEF, export_model_to_nnef
 from generic_export.capture import capture, prepare
+from generic_export.compare.comparison import ToleranceLimits
+from generic_export.debug.archive.bisect import Provenance, first_divergence
 from generic_export.documents import module_classes
 from generic_export.errors import OptionError
 from generic_export.inference_target.example import ExampleRun
-from generic_export.inference_target.tract.check import ToleranceLimits
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from generic_export.inference_target.tract.evidence.bisect import Provenance, first_divergence
 from generic_export.nnef.composition import Composition, compose
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefGraph, Reference, TupleLiteral, check_graph
 from generic_export.nnef.order import group_by_module

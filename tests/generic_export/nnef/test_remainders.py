@@ -10,7 +10,7 @@ import torch
 
 from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.graph import ArrayLiteral, NnefGraph, NnefVariable, Reference
-from generic_export.nnef.remainders import with_remainders
+from generic_export.nnef.half_storage import with_remainders
 from generic_export.nnef.text import graph_text
 from generic_export.nnef.weights_in_memory import widen_weights
 from tests.generic_export.nnef.test_block_storage import einsum, gather, graph_of, op, run, stored
@@ -31,7 +31,7 @@ def test_two_products_are_added_before_they_are_rounded(tmp_path: Path, dtype: s
     assert storage_uses(plain)["w"].addable
     graph = in_two(plain)
     assert graph.outputs == ("y",)
-    assert [(each.label, each.shape, each.remainder_of) for each in graph.variables] == [
+    assert [(each.label, each.shape, each.residual_of) for each in graph.variables] == [
         ("w", (8, 64), ""),
         ("rest", (8, 64), "w"),
     ]

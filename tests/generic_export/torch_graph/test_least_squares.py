@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from generic_export.errors import CaptureError
-from generic_export.torch_graph.decompose.least_squares import lstsq
+from generic_export.torch_graph.decompose.patches import lstsq
 from tests.engine_check import check
 
 AXES = {"input_0": {0: "B", 2: "T"}}

@@ -18,7 +18,7 @@ from generic_export.capture import capture
 from generic_export.compat import size_arithmetic_remembered
 from generic_export.torch_graph.capture.tracer import TorchModuleTracer
 from generic_export.torch_graph.decompose.patches import _windows, capture_patches
-from generic_export.torch_graph.naming import short_stacks, user_source
+from generic_export.torch_graph.source_lines import short_stacks, source_in_trace
 from tests.engine_check import check
 
 _FIRST_USE_INSIDE = """
@@ -77,7 +77,7 @@ def _described(program: torch.export.ExportedProgram) -> list[tuple[str, str, st
         (
             node.format_node() or "",
             str(getattr(node.meta.get("val"), "shape", "")),
-            user_source(node.meta.get("stack_trace", "")),
+            source_in_trace(node.meta.get("stack_trace", "")),
         )
         for node in program.graph.nodes
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from generic_export.torch_graph.decompose.recursive_filters import filtered
+from generic_export.torch_graph.decompose.patches import filtered
 from tests.engine_check import check
 
 AXES = {"input_0": {0: "B", 2: "T"}}

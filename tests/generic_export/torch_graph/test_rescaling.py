@@ -18,9 +18,8 @@ from generic_export.capture import Prepared, prepare
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.torch_graph.capture.replay import replay
 from generic_export.torch_graph.ir import TorchModuleIRGraph
-from generic_export.torch_graph.precision.fitting import fitted
 from generic_export.torch_graph.precision.magnitudes import measured
-from generic_export.torch_graph.precision.rescaling import Rescaling, rescaled, without_overflow_guards
+from generic_export.torch_graph.precision.rescaling import Rescaling, fitted, rescaled, without_overflow_guards
 
 _LARGE = 2.0**14
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from generic_export.torch_graph.capture.tracer import TorchModuleTracer
-from generic_export.torch_graph.sizes.quotients import whole_quotients
+from generic_export.torch_graph.sizes.ratios import whole_quotients
 from tests.engine_check import check
 
 LENGTH = {"input_0": {0: "B", 2: "T"}}

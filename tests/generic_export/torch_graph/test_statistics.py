@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from generic_export.torch_graph.decompose.statistics import corrcoef, cov
+from generic_export.torch_graph.decompose.patches import corrcoef, cov
 from tests.engine_check import check
 
 torch.manual_seed(4)

@@ -17,9 +17,8 @@ from generic_export.errors import CaptureError
 from kvcache.forms.rwkv import weighted_average
 from kvcache.recurrent import explicit_recurrences
 from kvcache.recurrent.delta_rule import gated_delta_rule
-from kvcache.recurrent.selective_scan import selective_scan
+from kvcache.recurrent.mamba import selective_scan, state_space_dual
 from kvcache.recurrent.short_conv import short_convolution
-from kvcache.recurrent.state_space_dual import state_space_dual
 from tests.engine_check import check
 
 STEPS, HEADS, WIDTH, SIZE, GROUPS = 11, 4, 6, 5, 2

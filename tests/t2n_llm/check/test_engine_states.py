@@ -14,7 +14,7 @@ from t2n_llm.export.located import locate_archive
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.export.revalidate import validate_folder
-from t2n_llm.measure.inspection import inspect_archive
+from t2n_llm.inspect.inspection import inspect_archive
 from tests.families import save_tiny_model
 from tests.recurrent_families import RECURRENT_FAMILIES
 

@@ -469,7 +469,7 @@ def test_generate_says_what_pytorch_says(real_export: Path) -> None:
 def first_token(folder: Path, prompt: str) -> int:
     """Return the token that greedy generation starts with."""
     from t2n_llm.check.runner import WheelRunner
-    from t2n_llm.measure.generate import ExportedModel
+    from t2n_llm.runtime.generate import ExportedModel
 
     model = ExportedModel.open(folder)
     with WheelRunner(model.archive) as runner:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from t2n_llm.measure.generate import ExportedModel
+from t2n_llm.runtime.generate import ExportedModel
 from tests.systems import needs_terminal
 from tests.t2n_llm.command_line import Outcome, call, refused, run, strict_json
 from tests.t2n_llm.typed_chat import typed_chat

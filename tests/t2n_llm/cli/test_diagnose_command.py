@@ -15,14 +15,14 @@ import torch
 from generic_export.diagnose import Diagnosis, Outcome, Stage
 from generic_export.errors import CaptureError, EngineLoadError, SourceError, UnsupportedOperatorError, ValidationError
 from kvcache.compat import cache_in
-from t2n_llm.explain.call_sets import calls_of
-from t2n_llm.explain.tiny_twin import tiny_twin
+from t2n_llm.debug.call_sets import calls_of
+from t2n_llm.debug.tiny_twin import tiny_twin
 from t2n_llm.export.job import diagnose_command
 from t2n_llm.source.reference import SourceRef
 from tests.families import FAMILIES
 from tests.systems import needs_posix
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
-from tests.t2n_llm.explain.test_coverage import LLAMA_8B, write_config
+from tests.t2n_llm.debug.test_coverage import LLAMA_8B, write_config
 from tests.trained_model import REAL_MODEL
 
 _BRANCH = "if hidden.sum() > 0:\n            hidden = hidden * 2\n"

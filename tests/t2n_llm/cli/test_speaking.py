@@ -15,7 +15,7 @@ import typer
 from generic_export import tested_versions
 from t2n_llm.cli.app import app
 from t2n_llm.cli.console import OutputMode, Sink
-from t2n_llm.measure.environment import read_environment
+from t2n_llm.inspect.environment import read_environment
 from tests.systems import needs_posix
 from tests.t2n_llm.command_line import Outcome, call, refused, run, strict_json
 from tests.t2n_llm.fork_server import Command
@@ -179,7 +179,7 @@ def test_env_says_what_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cache_counts_linked_files_once(tmp_path: Path) -> None:
-    from t2n_llm.measure.environment import _size
+    from t2n_llm.inspect.environment import _size
 
     (tmp_path / "one").write_bytes(bytes(1000))
     os.link(tmp_path / "one", tmp_path / "other")

@@ -9,7 +9,7 @@ import pytest
 
 from t2n_llm.compress import sensitivity
 from t2n_llm.export.pipeline import export_llm
-from t2n_llm.measure.quantize_report import QuantizeReport, TensorQuality, quantize_report
+from t2n_llm.inspect.quantize_report import QuantizeReport, TensorQuality, quantize_report
 from tests.trained_model import REAL_MODEL
 
 SIZE = 2_000_000  # between 1.4 MB with everything in 4 bits and 5 MB with nothing
@@ -43,7 +43,7 @@ def test_the_size_is_met_and_nearly_filled_and_the_divergence_falls(
 ) -> None:
     plain, mixed = reports["all" + suffix], reports["mixed" + suffix]
     assert plain.bytes < 0.95 * SIZE <= mixed.bytes <= SIZE
-    assert mixed.quality.mean_kl < plain.quality.mean_kl
+    assert mixed.quality.mean_kl_divergence < plain.quality.mean_kl_divergence
     twice = [tensor for tensor in mixed.tensors if tensor.scheme == "q4_0x2"]
     once = [tensor for tensor in mixed.tensors if tensor.scheme == "q4_0"]
     assert all(tensor.bits == 9.0 for tensor in twice) and all(tensor.bits == 4.5 for tensor in once)
@@ -62,9 +62,9 @@ def test_everything_as_the_sum_of_two_is_as_good_as_plain(short_model: Path, tmp
     record = result.manifest["compression"]
     assert record["bits_per_weight"] == pytest.approx(9.0, abs=0.05)
     stored = {tensor["label"]: tensor for tensor in record["tensors"]}
-    halves = [tensor for tensor in stored.values() if tensor["remainder_of"]]
+    halves = [tensor for tensor in stored.values() if tensor["residual_of"]]
     assert result.manifest["model"]["parameters"] == 2_524_432  # no weight is counted twice
-    assert {stored[half["remainder_of"]]["bytes"] for half in halves} == {half["bytes"] for half in halves}
+    assert {stored[half["residual_of"]]["bytes"] for half in halves} == {half["bytes"] for half in halves}
     report = quantize_report(tmp_path / "twice", str(short_model), tokens=60, window=31)
     assert {tensor.scheme for tensor in report.tensors} == {"q4_0x2"}
-    assert report.quality.mean_kl < 1e-4 and report.quality.same_top1 == 1.0
+    assert report.quality.mean_kl_divergence < 1e-4 and report.quality.same_top1_share == 1.0

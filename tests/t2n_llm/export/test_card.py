@@ -291,10 +291,10 @@ def test_quality_is_noted(export: Path) -> None:
 
     measured: Mapping[str, Any] = {
         "positions": 200,
-        "mean_kl": 0.01,
-        "tail_kl": 0.1,
-        "max_kl": 0.2,
-        "same_top1": 0.975,
+        "mean_kl_divergence": 0.01,
+        "p99_kl_divergence": 0.1,
+        "max_kl_divergence": 0.2,
+        "same_top1_share": 0.975,
         "perplexity": 12.5,
         "reference_perplexity": 12.0,
         "text": "prose.txt",

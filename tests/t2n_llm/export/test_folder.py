@@ -25,6 +25,7 @@ from t2n_llm.export.folder import (
     undisturbed,
     write_manifest,
 )
+from t2n_llm.export.manifest_upgrade import MANIFEST_FORMAT
 
 MANIFEST = {"format": 1, "source": {}, "graph": {}, "model": {}, "archive": "model.nnef.tar"}
 
@@ -231,7 +232,12 @@ def test_digests(tmp_path: Path) -> None:
 
 
 def test_manifest_round_trip(tmp_path: Path) -> None:
-    manifest = MANIFEST | {"name": "Ω", "path": Path("x"), "steps": (1.5, math.inf, -math.inf, math.nan)}
+    manifest = MANIFEST | {
+        "format": MANIFEST_FORMAT,
+        "name": "Ω",
+        "path": Path("x"),
+        "steps": (1.5, math.inf, -math.inf, math.nan),
+    }
     write_manifest(tmp_path, manifest)
     text = (tmp_path / MANIFEST_NAME).read_text(encoding="utf-8")
     assert "Ω" in text
@@ -255,7 +261,7 @@ def test_json_is_json_for_everyone() -> None:
         (b"\xff", "cannot be read"),
         (b"[]", "format"),
         (b"{}", "format"),
-        (b'{"format": 2}', "format"),
+        (b'{"format": 0}', "format"),
         (b'{"format": 1, "source": {}}', "graph, model, archive"),
     ],
 )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from t2n_llm.export.card_page import note
 from t2n_llm.export.folder import read_manifest
+from t2n_llm.export.manifest_upgrade import MANIFEST_FORMAT
 from tests.shared_folders import SharedExport
 from tests.t2n_llm.command_line import call, refused
 
@@ -45,7 +46,13 @@ def folder(short_model: Path, shared_export: SharedExport, tmp_path_factory: pyt
     """A compressed export with a check, and a measured quality."""
     made = shared_export(short_model, compress="q4_0", decode_steps=2)
     folder = Path(shutil.copytree(made, tmp_path_factory.mktemp("manifests") / "export"))
-    quality = {"positions": 5, "mean_kl": 0.1, "tail_kl": 0.1, "max_kl": None, "same_top1": 0.5, "text": "prose"}
+    quality = {
+        "positions": 5,
+        "mean_kl_divergence": 0.1,
+        "max_kl_divergence": None,
+        "same_top1_share": 0.5,
+        "text": "prose",
+    }
     note(folder, quality={**quality, "perplexity": 3.0, "reference_perplexity": 2.0})
     return folder
 
@@ -106,7 +113,11 @@ def test_no_change_of_an_export_json_is_a_bug(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("validation", "original"), 1.5, "validation.original is a number, not a table or null"),
+        (
+            ("validation", "compressed_vs_original"),
+            1.5,
+            "validation.compressed_vs_original is a number, not a table or null",
+        ),
         (("validation", "checks", 0, "steps"), 3, "validation.checks[0].steps is a whole number, not a list"),
         (("graph", "states", 0, "axis"), "x", "graph.states[0].axis is text, not a whole number or null"),
         (("compression", "tensors", 0, "label"), _DELETED, "compression.tensors[0] says nothing about label"),
@@ -126,6 +137,12 @@ def test_what_is_wrong_is_named(folder: Path, tmp_path: Path, place: tuple[Any, 
 def test_an_export_of_an_early_release_is_read(folder: Path, tmp_path: Path) -> None:
     manifest = json.loads((folder / "export.json").read_text())
     sections = ("format", "source", "graph", "model", "archive", "tensors")
-    early = {name: manifest[name] for name in sections} | {"unheard": [1]}
+    early = {name: manifest[name] for name in sections} | {"unknown": [1]}
     (tmp_path / "export.json").write_text(json.dumps(early))
     assert read_manifest(tmp_path) == early
+
+
+def test_a_newer_format_asks_for_an_update(folder: Path, tmp_path: Path) -> None:
+    manifest = json.loads((folder / "export.json").read_text())
+    (tmp_path / "export.json").write_text(json.dumps(manifest | {"format": MANIFEST_FORMAT + 1}))
+    refused(call("card", tmp_path, "--print"), f"reads formats up to {MANIFEST_FORMAT}")

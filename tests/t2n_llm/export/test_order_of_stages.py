@@ -79,7 +79,7 @@ def test_without_a_check_nothing_is_measured(activations: str, large_keys: Path,
     stages = Stages()
     result = _exported(large_keys, tmp_path / "out", stages, check=False, activations=activations)
     assert stages.titles == [CAPTURING, WRITING]
-    assert result.validation is None and not result.manifest["ranges"]
+    assert result.validation is None and not result.manifest["activation_ranges"]
 
 
 def test_a_compressed_export_compares_with_the_original_before_the_writing(tiny_llama: Path, tmp_path: Path) -> None:

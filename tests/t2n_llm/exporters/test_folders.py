@@ -22,7 +22,7 @@ from generic_export.errors import ArchiveError, OptionError
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.verify import verify_export
 from t2n_llm.exporters import TractConfig, TractExporter
-from t2n_llm.measure.generate import ExportedModel as GeneratingModel
+from t2n_llm.runtime.generate import ExportedModel as GeneratingModel
 from t2n_llm.zoo.tiny_model import save_tiny_model
 from tests.shallow_models import shallow_model
 from tests.shared_folders import SharedExport

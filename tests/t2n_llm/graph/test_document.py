@@ -212,7 +212,7 @@ def test_f16_agrees_on_every_greedy_token_of_64(real_export: Path) -> None:
     report = validate_folder(real_export, str(REAL_MODEL), options=ValidateOptions.of(decode_steps=64))
     for name in ("decode", "greedy"):
         check = next(check for check in report.checks if check.name == name)
-        assert (check.same_top1, len(check.steps)) == (64, 64)
+        assert (check.same_top1_count, len(check.steps)) == (64, 64)
 
 
 def test_caches_fold_where_attention_is_spelled_out(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from t2n_llm.check.runner import STATEFUL_TRANSFORM
 from t2n_llm.export.against_source import compare_with_source
 from t2n_llm.export.located import locate_archive
 from t2n_llm.export.verify import verify_export
-from t2n_llm.measure.inspection import inspect_archive, stateful_transforms
+from t2n_llm.inspect.inspection import inspect_archive, stateful_transforms
 from tests.families import FAMILIES, config, save_tiny_model
 from tests.model_graphs import model_graph
 

@@ -188,9 +188,9 @@ def test_an_inflated_model_says_the_same_bit_for_bit(
     source = _saved(kind, tmp_path / "model")
     _inflate(source, kind)
     inflated, found = _exported(source, tmp_path / "inflated")
-    assert not plain.manifest["ranges"]["model"]["rescaled"]
-    (group, *_) = inflated.manifest["ranges"]["model"]["rescaled"]
-    assert group["largest"] > 65504 and group["factor"] < 2**-3
+    assert not plain.manifest["activation_ranges"]["model"]["rescaled"]
+    (group, *_) = inflated.manifest["activation_ranges"]["model"]["rescaled"]
+    assert group["max_abs"] > 65504 and group["factor"] < 2**-3
     if kind.exact:
         for before, after in zip(expected, found, strict=True):
             np.testing.assert_array_equal(before, after)
@@ -208,8 +208,8 @@ def test_a_stream_in_f32_is_no_worse_than_one_that_fits(
     source = _saved(kind, tmp_path / "model")
     _inflate(source, kind)
     inflated, _ = _exported(source, tmp_path / "inflated", f32_residual=residual)
-    kept = [group for group in inflated.manifest["ranges"]["model"]["rescaled"] if group["in_f32"]]
-    assert kept and max(group["largest"] for group in kept) > 65504
+    kept = [group for group in inflated.manifest["activation_ranges"]["model"]["rescaled"] if group["in_f32"]]
+    assert kept and max(group["max_abs"] for group in kept) > 65504
     assert _error(inflated) <= 1.2 * _error(plain)
 
 
@@ -235,7 +235,7 @@ def test_without_a_check_it_is_said_that_nobody_looked(
 ) -> None:
     result, _ = _exported(tiny_llama, tmp_path / "exported", check=False)
     assert "Activation ranges were not measured" in caplog.text
-    assert result.manifest["ranges"] == {}
+    assert result.manifest["activation_ranges"] == {}
 
 
 _MOST_POWER = 16
@@ -268,7 +268,7 @@ def test_keys_beyond_f16_have_a_cache_in_f32(tmp_path: Path, caplog: pytest.LogC
     assert {state["dtype"] for state in plain.manifest["graph"]["states"]} == {"f16"}
     assert {state["dtype"] for state in result.manifest["graph"]["states"]} == {"f32"}
     assert result.manifest["options"]["cache_dtype"] == "f32"
-    assert result.manifest["validation"]["largest_states"]["cache_key"] > 65504
+    assert result.manifest["validation"]["state_max_abs"]["cache_key"] > 65504
     assert _error(result) <= 1.2 * _error(plain)
 
 
@@ -278,7 +278,7 @@ def test_keys_that_f16_holds_without_room_have_a_cache_in_f32(tmp_path: Path) ->
     asked, _ = _exported(source, tmp_path / "asked", activations="f32", cache_dtype="f16")
     assert {state["dtype"] for state in chosen.manifest["graph"]["states"]} == {"f32"}
     assert {state["dtype"] for state in asked.manifest["graph"]["states"]} == {"f16"}
-    assert 65504 / 8 < asked.manifest["validation"]["largest_states"]["cache_key"] < 65504
+    assert 65504 / 8 < asked.manifest["validation"]["state_max_abs"]["cache_key"] < 65504
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("f16", True), ("f32", False)])

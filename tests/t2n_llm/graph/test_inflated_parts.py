@@ -71,9 +71,9 @@ def _error(result: ExportResult) -> float:
 
 def _largest_rescaled(result: ExportResult) -> dict[str, float]:
     """Return the largest value that a rescaled group of each archive was measured to have; 0 where none was rescaled."""
-    ranges: Mapping[str, Any] = result.manifest["ranges"]
+    ranges: Mapping[str, Any] = result.manifest["activation_ranges"]
     return {
-        role: max((group["largest"] for group in found["rescaled"] if group["factor"] < 1), default=0.0)
+        role: max((group["max_abs"] for group in found["rescaled"] if group["factor"] < 1), default=0.0)
         for role, found in ranges.items()
     }
 

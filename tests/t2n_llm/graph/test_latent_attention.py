@@ -10,7 +10,7 @@ import pytest
 
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from kvcache.states import StateTensor
+from kvcache.states.tensors import StateTensor
 from t2n_llm import export_llm
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.zoo.tiny_model import save_tiny_model

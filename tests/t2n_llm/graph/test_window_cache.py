@@ -15,7 +15,7 @@ import pytest
 from generic_export.errors import CaptureError, OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from generic_export.inference_target.tract.releases.install import find_tract_cli
-from kvcache.states import StateTensor
+from kvcache.states.tensors import StateTensor
 from t2n_llm import export_llm
 from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.export.pipeline import ExportResult
@@ -75,7 +75,7 @@ def test_the_four_checks_far_beyond_the_window(family: str, tmp_path: Path) -> N
     assert result.validation is not None
     for check in result.validation.checks:
         assert check.passed and check.max_abs_error <= 1e-4, check.name
-        assert check.same_top1 == len(check.steps), check.name
+        assert check.same_top1_count == len(check.steps), check.name
     assert [len(check.steps) for check in result.validation.checks][2:] == [3 * WINDOW, 3 * WINDOW]
     states = recorded_states(result.manifest)
     assert f"W{WINDOW}" in result.manifest["graph"]["symbols"]

@@ -30,7 +30,7 @@ def test_a_remainder_is_added_wherever_it_lies(tmp_path: Path, rest: str) -> Non
     weight = model[0].weight.detach().clone()
     store(tmp_path, rest, store(tmp_path, "weight", weight))
     names = ("0.weight", "1.weight")
-    tensors = (StoredParameter("weight", names), StoredParameter(rest, names, remainder_of="weight"))
+    tensors = (StoredParameter("weight", names), StoredParameter(rest, names, residual_of="weight"))
     ArchiveWeights(tmp_path, tensors).apply(model)
     for layer in model:
         error = (layer.weight.detach() - weight).square().sum() / weight.square().sum()
@@ -38,10 +38,10 @@ def test_a_remainder_is_added_wherever_it_lies(tmp_path: Path, rest: str) -> Non
 
 
 def test_the_records_of_a_sum_are_one() -> None:
-    plain = {"label": "n", "scheme": "f32", "bytes": 8, "bits_per_weight": 32.0, "remainder_of": ""}
+    plain = {"label": "n", "scheme": "f32", "bytes": 8, "bits_per_weight": 32.0, "residual_of": ""}
     half = {"scheme": "q4_0", "bytes": 18, "bits_per_weight": 4.5}
-    records = [plain, half | {"label": "w", "remainder_of": ""}, half | {"label": "r", "remainder_of": "w"}]
-    whole = {"label": "w", "scheme": "q4_0x2", "bytes": 36, "bits_per_weight": 9.0, "remainder_of": ""}
+    records = [plain, half | {"label": "w", "residual_of": ""}, half | {"label": "r", "residual_of": "w"}]
+    whole = {"label": "w", "scheme": "q4_0x2", "bytes": 36, "bits_per_weight": 9.0, "residual_of": ""}
     assert whole_records(records) == [plain, whole]
-    older = {key: value for key, value in plain.items() if key != "remainder_of"}
+    older = {key: value for key, value in plain.items() if key != "residual_of"}
     assert whole_records([older]) == [older]

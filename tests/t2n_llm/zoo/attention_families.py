@@ -23,7 +23,7 @@ PROMPT = 12
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _ONE_OF_EACH_KIND: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
-    # Layers of the other kind make their entries by a part of its code (tests/kvcache/test_attention_compressed.py).
+    # Layers of the other kind make their entries by a part of its code (tests/kvcache/attention/test_compressed.py).
     "deepseek_v4": {
         "num_hidden_layers": 1,
         "layer_types": ["compressed_sparse_attention"],
@@ -71,7 +71,7 @@ def export_family(family: str, folder: Path, *, dtype: str = "f32", compress: st
     if dtype == "f32":
         for check in report.checks:
             assert check.max_abs_error <= MAX_ABS_ERROR, check.name
-            assert check.same_top1 == len(check.steps), check.name
+            assert check.same_top1_count == len(check.steps), check.name
     assert max(step.scale for check in report.checks for step in check.steps) > 1.5  # worth comparing
     if result.manifest["model"].get("sliding_window") == WINDOW:
         assert PROMPT + DECODE_STEPS >= 3 * WINDOW

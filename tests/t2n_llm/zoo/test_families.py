@@ -38,7 +38,7 @@ def test_family_in_f32(family: str, tmp_path: Path) -> None:
     assert steps["greedy"] == DECODE_STEPS >= 16
     for check in report.checks:
         assert check.max_abs_error <= MAX_ABS_ERROR, check.name
-        assert check.same_top1 == len(check.steps), check.name
+        assert check.same_top1_count == len(check.steps), check.name
     # The logits must be worth comparing.
     assert max(step.scale for check in report.checks for step in check.steps) > 1.5
     if result.manifest["model"]["sliding_window"] == WINDOW:

@@ -69,7 +69,7 @@ def _require_exact(result: ExportResult) -> None:
     assert [check.name for check in report.checks] == ["prefill", "chunked prefill", "decode", "greedy"]
     for check in report.checks:
         assert check.max_abs_error <= MAX_ABS_ERROR, check.name
-        assert check.same_top1 == len(check.steps), check.name
+        assert check.same_top1_count == len(check.steps), check.name
     assert len(report.checks[3].steps) == DECODE_STEPS >= 16
     # The logits must be worth comparing.
     assert max(step.scale for check in report.checks for step in check.steps) > 1.5

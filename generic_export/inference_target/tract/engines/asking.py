@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from generic_export.compare.comparison import ToleranceLimits, TractCheckTolerance
 from generic_export.errors import EngineRunError
-from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance
 from generic_export.inference_target.tract.engines.cli import CommandOptions, TractCli, options_within
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.npz_bundle import write_bundle
@@ -60,15 +60,15 @@ def assert_io_cmd_str(
     binary: str | Path = "tract",
     half: bool = False,
 ) -> str:
-    """Return the shell line with which anyone repeats a check; nothing is run, and no engine needs to be installed.
+    """Return a shell command that repeats a check. Nothing is run, and no engine needs to be installed.
 
     Args:
         archive: folder, `.tar` or `.tgz`.
-        bundle: npz of inputs and expected outputs, as `write_bundle` writes it.
-        tolerance: level, or limits in numbers.
-        registries: operators enabled beside tract's core.
-        binary: the command.
-        half: inputs or outputs are f16, which the npz holds as f32.
+        bundle: npz file with inputs and expected outputs, as `write_bundle` writes it.
+        tolerance: a level or numeric limits.
+        registries: operator registries to enable besides tract's core.
+        binary: name or path of the command.
+        half: inputs or outputs are f16, which the npz file stores as f32.
     """
     options = options_within(tolerance, allow_float_casts=half, registries=registries)
     model = [str(binary), str(archive), *options.model_flags(), "-O", "run"]

@@ -21,6 +21,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
+from generic_export.compare.comparison import ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.devices import CPU, check_device
 from generic_export.errors import (
     EngineCrashError,
@@ -31,7 +32,6 @@ from generic_export.errors import (
     EngineTimeoutError,
     OptionError,
 )
-from generic_export.inference_target.tract.check import ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.inference_target.tract.engines.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.inference_target.tract.engines.engine import Array, EngineNode, Profile, condense_error, last_words
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
@@ -170,18 +170,19 @@ def options_within(tolerance: TractCheckTolerance | ToleranceLimits, **further: 
 class TractCli:
     """The `tract` command.
 
-    Looked for in this order: `tract_path`, $TRACT_BINARY, `tract` or `tract-cli` on PATH (other programs of that
-    name are passed over), and the cache that `download` fills.
+    The executable is searched in this order: `tract_path`, `$TRACT_BINARY`, `tract` or `tract-cli` on PATH (unrelated programs
+    of that name are skipped), and the cache that `download` fills.
 
     Args:
-        tract_path: the executable to use, instead of looking for one.
-        timeout_seconds: how long one command may take before it is killed.
-        device: "cpu", "cuda" or "metal"; whether there is one shows when a command runs.
-        threads: that matrix products are split over. More than one needs a command built with tract's feature `multithread-mm`, as
-            scripts/install_tract_cli builds it.
+        tract_path: path of the executable; None searches for it.
+        timeout_seconds: time after which a command is killed.
+        device: "cpu", "cuda" or "metal". A missing device is reported when a command runs.
+        threads: threads of matrix products. More than one needs tract's build feature `multithread-mm`, which
+            scripts/install_tract_cli enables.
+
     Raises:
-        EngineMissingError: there is none, or the one named is not tract.
-        OptionError: an unknown device, or a number of threads below 1.
+        EngineMissingError: no executable was found, or `tract_path` is not tract.
+        OptionError: the device is unknown, or `threads` is below 1.
     """
 
     name = "cli"
@@ -204,37 +205,44 @@ class TractCli:
 
     @classmethod
     def download(cls, version: str | SemanticVersion = TRACT_CLI_VERSION) -> TractCli:
-        """Return the command in this version, downloaded into the user's cache unless it is on this machine.
+        """Return the command in a given version. It is downloaded into the user's cache if it is not installed.
+
+        Args:
+            version: tract release, such as "0.23.9".
 
         Raises:
-            EngineMissingError: it is not, and could not be downloaded.
+            EngineMissingError: it is not installed and could not be downloaded.
         """
         return cls(TractBinaryDownloader(version).dl_tract())
 
     @property
     def version(self) -> str:
-        """Version of the command, from its `--version`."""
+        """Version reported by `tract --version`."""
         return self._version
 
     def check_bundle(self, archive: Path, bundle: Path, options: CommandOptions | None = None) -> CliCheck:
-        """Run an archive on a bundle's inputs and let tract compare its outputs with the bundle's.
+        """Run an archive on the inputs of a bundle and let tract compare the outputs with those of the bundle.
 
-        What tract does with a bundle (0.23.9, by running):
-        - entries are `name` or `turn_N/name`; several turns run one after another on one state;
-        - only the last turn's outputs are compared, with the *first* value the bundle has for that name: a
-          bundle of several turns holds inputs per turn and the expected outputs of the last one. To check
-          every turn, write one bundle a turn. `write_bundle` writes this form;
-        - comparison is done in f32, shapes must be equal, NaN equals NaN;
-        - with `unfold_kv_cache`, caches are inputs again and are fed from turn to turn, and each cache output
-          is called `<cache input>_concat`: under any other name it is not compared, which
-          `CliCheck.unchecked_outputs` tells. Without it caches start empty whatever the bundle says.
+        Behavior of tract 0.23.9, as observed:
+        - Entries are named `name` or `turn_N/name`. Several turns run one after another on the same state.
+        - Only the outputs of the last turn are compared, with the *first* value of that name in the bundle. A bundle of several
+          turns therefore holds the inputs of each turn and the expected outputs of the last one, as `write_bundle` writes it. To
+          check every turn, write one bundle per turn.
+        - Values are compared in f32. Shapes must be equal, and NaN equals NaN.
+        - With `unfold_kv_cache`, caches are inputs again and are fed from turn to turn. Each cache output is named
+          `<cache input>_concat` and is compared under this name only; `CliCheck.unchecked_outputs` lists outputs that were not
+          compared. Without it, caches start empty whatever the bundle contains.
 
         Args:
-            archive: folder, `.tar`, `.tar.gz` or `.tgz`; the command knows no other suffix.
-            bundle: npz with inputs and expected outputs.
-            options: how to run and to judge; None for those of a language model.
+            archive: folder, `.tar`, `.tar.gz` or `.tgz`; the command reads no other suffix.
+            bundle: npz file with inputs and expected outputs.
+            options: how to run and compare; None for the defaults of a language model.
+
         Raises:
-            EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no outputs to compare.
+            EngineLoadError: tract refused the archive.
+            EngineRunError: tract failed to run it.
+            EngineCrashError: the process died.
+            EngineTimeoutError: the command did not finish in time.
             OptionError: tract would misread the bundle.
         """
         turns = read_turns(bundle)
@@ -262,12 +270,12 @@ class TractCli:
         io_npz_path: str | Path,
         check_tolerance: TractCheckTolerance | ToleranceLimits | str | CommandOptions = TractCheckTolerance.EXACT,
     ) -> str:
-        """Return the shell line that asserts that an archive answers within a tolerance, without running it.
+        """Return the shell command that compares an archive with a bundle. Nothing is run.
 
         Args:
             nnef_path: folder, `.tar`, `.tar.gz` or `.tgz`.
-            io_npz_path: npz of inputs and expected outputs.
-            check_tolerance: level, or limits in numbers; or `CommandOptions`, for the line of `check_bundle`.
+            io_npz_path: npz file with inputs and expected outputs.
+            check_tolerance: a level, numeric limits, or `CommandOptions` for the command of `check_bundle`.
         """
         options = check_tolerance
         if not isinstance(options, CommandOptions):
@@ -277,18 +285,22 @@ class TractCli:
     def run_bundle(
         self, archive: Path, bundle: Path, options: CommandOptions | None = None, *, steps: bool = False
     ) -> dict[str, Array]:
-        """Run an archive on a bundle's inputs and return its outputs.
+        """Run an archive on the inputs of a bundle and return its outputs.
 
         Args:
-            archive, bundle, options: as in `check_bundle`; nothing is judged.
-            steps: return the value of every node instead, by node name. The graph is then run before code
-                generation: packed values of the optimised graph make the command panic when it saves them.
+            archive: as in `check_bundle`.
+            bundle: as in `check_bundle`.
+            options: as in `check_bundle`; nothing is compared.
+            steps: return the value of every node by its name instead. The graph then runs before code generation, because the
+                command panics when it saves packed values of the optimized graph.
+
         Returns:
-            Outputs by their name in the graph (`<cache input>_concat` for unfolded caches), prefixed with
-            `turn_N/` when there were several turns. f16 values come back as f32, exactly: npz is written
-            without f16.
+            Outputs by their name in the graph (`<cache input>_concat` for unfolded caches), with the prefix `turn_N/` if there were
+            several turns. f16 values are returned as f32 without loss: tract writes npz files without f16.
+
         Raises:
-            EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError, OptionError
+            EngineError: as `check_bundle`.
+            OptionError: tract would misread the bundle.
         """
         read_turns(bundle)
         with tempfile.TemporaryDirectory(prefix="tract-outputs-") as folder:
@@ -303,19 +315,25 @@ class TractCli:
                 return dict(values)
 
     def operators(self, archive: Path, transforms: Sequence[str] = (), *, llm: bool = False) -> Counter[str]:
-        """Count the nodes of the optimised graph by tract's operator names.
+        """Count the nodes of the optimized graph by tract's operator name.
 
-        Every node counts, `Source` and `Const` and loop bodies included, as in the wheel's `operators`.
+        All nodes are counted, including `Source`, `Const` and the nodes of loop bodies, as in the wheel's `operators`.
 
         Args:
-            archive: the archive.
-            transforms: transforms to apply first, in the command's form.
+            archive: path of the archive.
+            transforms: transforms to apply first, in the syntax of the command.
             llm: apply `--llm` first.
         """
         return Counter(node.operator for node in self.dump(archive, transforms=transforms, llm=llm))
 
     def dump(self, archive: Path, *, transforms: Sequence[str] = (), llm: bool = False) -> tuple[EngineNode, ...]:
-        """List the nodes of the optimised graph; see `Engine.dump`. `llm` applies `--llm` first."""
+        """List the nodes of the optimized graph; see `Engine.dump`.
+
+        Args:
+            archive: path of the archive.
+            transforms: transforms to apply first, in the syntax of the command.
+            llm: apply `--llm` first.
+        """
         # --cost: without it --json lists only the nodes that it has something to say about.
         command = [*self._dump(archive, transforms, llm, optimise=True), "--json", "--cost"]
         return read_nodes(self._succeed(command).stdout)
@@ -328,11 +346,13 @@ class TractCli:
         transforms: Sequence[str] = (),
         seconds: float = 5.0,
     ) -> Profile:
-        """Time every node on random inputs; see `Engine.profile`.
+        """Measure the time of every node on random inputs; see `Engine.profile`.
 
         Args:
-            archive, sizes, transforms: as there.
-            seconds: how long to run; the last run is finished.
+            archive: path of the archive.
+            sizes: value of each symbol.
+            transforms: transforms to apply first, in the syntax of the command.
+            seconds: duration; the last run is completed.
         """
         bound = [word for symbol, size in sizes.items() for word in ("--set", f"{symbol}={size}")]
         limits = ["--max-time", str(round(seconds * 1000))]
@@ -342,15 +362,16 @@ class TractCli:
     def llm_bench(self, archive: Path, *, warmup_runs: int = 1, seconds: float = 5.0) -> LlmBench:
         """Run `tract ARCHIVE --llm -O llm-bench`.
 
-        It measures 512 tokens at once and 128 one by one, whatever `--pp` and `--tg` say (0.23.9): the first over
-        `seconds` of runs, the second once.
+        tract 0.23.9 ignores `--pp` and `--tg` here: it measures a prompt of 512 tokens repeatedly for `seconds`, and 128 decode
+        steps once.
 
         Args:
-            archive: of a causal language model; `--llm` makes its caches engine state.
-            warmup_runs: runs before the clock starts, of each of the two.
-            seconds: how long the prefill is repeated; the last run is finished.
+            archive: a causal language model; `--llm` makes its caches engine states.
+            warmup_runs: runs of each of the two before measuring.
+            seconds: duration of the prompt measurement; the last run is completed.
+
         Raises:
-            EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError: no figures.
+            EngineError: as `check_bundle`; the command printed no figures.
         """
         options = CommandOptions(unfold_kv_cache=False)
         self._refuse_wrong_forms(archive, options)
@@ -364,15 +385,28 @@ class TractCli:
     def dump_command(
         self, archive: Path, *, transforms: Sequence[str] = (), llm: bool = False, optimise: bool = True
     ) -> str:
-        """Return a shell line that prints the graph as tract sees it, for a person to paste."""
+        """Return a shell command that prints the graph as tract sees it.
+
+        Args:
+            archive: path of the archive.
+            transforms: transforms to apply first, in the syntax of the command.
+            llm: apply `--llm` first.
+            optimise: print the optimized graph.
+        """
         return shlex.join(self._dump(archive, transforms, llm, optimise))
 
     def convert(self, model: Path, archive: Path, *, registries: Sequence[str]) -> None:
-        """Let tract read a model (`.onnx`, or an NNEF archive) and write it as a gzipped NNEF archive of its own.
+        """Convert a model with tract to a gzipped NNEF archive.
+
+        Args:
+            model: an `.onnx` file or an NNEF archive.
+            archive: path to write.
+            registries: operator registries that tract enables.
 
         Raises:
             EngineLoadError: tract cannot read the model, or has no NNEF form for it.
-            EngineCrashError, EngineTimeoutError: the command died, or did not end in time.
+            EngineCrashError: the process died.
+            EngineTimeoutError: the command did not finish in time.
         """
         options = CommandOptions(llm=False, registries=registries)
         read = [str(self.binary), str(Path(model).absolute()), *options.model_flags()]

@@ -12,10 +12,9 @@ from generic_export.errors import OptionError
 
 
 class TractFeature(enum.Enum):
-    """An optional part of tract: a registry, by its name in `extension tract_registry`, or complex numbers.
+    """Optional parts of tract: operator registries, by their names in `extension tract_registry`, and complex numbers.
 
-    `COMPLEX` changes nothing in an archive: complex tensors are pairs of real numbers in it (`translate/complex_layout.py`),
-    which a runtime reads whether it is built with complex numbers or not.
+    `COMPLEX` does not change the archive: complex tensors are stored as pairs of real numbers, which every runtime reads.
     """
 
     TRANSFORMERS = "tract_transformers"

@@ -27,14 +27,14 @@ FIRST_RELEASE = "0.23.0"
 
 @dataclass(frozen=True)
 class Streaming:
-    """How an input comes: `pulse` steps at a time, along the axis whose size is `symbol`.
+    """How a streamed input arrives: `pulse` steps at a time, along the axis with the size `symbol`.
 
     Attributes:
-        symbol: a name among the dynamic axes.
-        pulse: steps in a piece; a multiple of what the strides of the model make of one output step.
+        symbol: symbol of the streamed axis, one of the dynamic axes.
+        pulse: steps per call. It must be a multiple of the model's total stride.
 
     Raises:
-        OptionError: the pulse is no positive number.
+        OptionError: `pulse` is not a positive integer.
     """
 
     symbol: str
@@ -49,7 +49,7 @@ class Streaming:
 
     @property
     def transform(self) -> str:
-        """What tract is asked for."""
+        """Name and arguments of tract's pulse transform."""
         return json.dumps({"name": "pulse", "pulse": str(self.pulse), "symbol": self.symbol})
 
 
@@ -141,14 +141,16 @@ def open_stream(
     """Load an archive to run it in pulses.
 
     Args:
-        archive: exported with `TractNNEF(streaming=...)`, so that its loops remember.
-        streaming: which axis comes in pieces, and how long they are.
-        wheel: the engine; None for the installed one.
+        archive: exported with `TractNNEF(streaming=...)`, so that its loops keep their state.
+        streaming: the streamed axis and the number of steps per call.
+        wheel: the engine; None for the installed wheel.
         registries: see `TractWheel.load`.
 
     Raises:
-        EngineLoadError: something in the graph cannot be run in pulses; tract's reason names the node.
-        EngineMissingError, EngineCrashError, EngineTimeoutError: as `TractWheel.load`.
+        EngineLoadError: an operator cannot run in pulses; tract's message names the node.
+        EngineMissingError: the wheel is not installed.
+        EngineCrashError: the process died.
+        EngineTimeoutError: loading did not finish in time.
     """
     engine = wheel or TractWheel()
     try:

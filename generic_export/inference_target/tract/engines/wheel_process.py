@@ -7,9 +7,7 @@ the child ended. Inside `reuse_workers()`, the child of a closed model serves th
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from generic_export.child_pipes import ChildPipes, OverdueError
+from generic_export.child_pipes import OverdueError, start_program
 from generic_export.errors import (
     EngineCrashError,
     EngineError,
@@ -29,7 +27,6 @@ from generic_export.errors import (
 )
 from generic_export.inference_target.tract.engines import wheel_worker
 from generic_export.inference_target.tract.engines.engine import condense_error, last_words
-from generic_export.processes import Child
 
 WHEEL_VERSION = "0.23.9"  # the release that docs/contributing/engine-facts.md describes and that the tests run
 
@@ -69,17 +66,8 @@ class WorkerProcess:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.settings = _settings(environment)
-        self._printed = tempfile.TemporaryFile(prefix="tract-stderr-")  # noqa: SIM115 - lives as long as the child
-        process = subprocess.Popen(
-            [sys.executable, "-u", wheel_worker.__file__, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._printed,
-            env=environment,
-            bufsize=0,
-        )
-        self.child = Child(process, self._printed, process.stdin, process.stdout)
-        self._pipes = ChildPipes(self.child, process.stdin, process.stdout)
+        command = [sys.executable, "-u", wheel_worker.__file__, str(os.getpid())]
+        self.child, self._pipes = start_program(command, environment)
 
     def exchange(self, message: Any, timeout_seconds: float) -> tuple[str, Any]:
         """Send one message and wait for its reply.
@@ -102,8 +90,7 @@ class WorkerProcess:
         except BaseException:  # KeyboardInterrupt and the like: the exchange stopped in the middle
             self.child.close()
             raise
-        self._printed.seek(0)  # the child writes at the same offset, so the next model's output starts at 0
-        self._printed.truncate()
+        self.child.forget_output()
         return status == "ok" and bool(clean)
 
 

@@ -22,14 +22,14 @@ INSTALL_COMMAND = "python -m generic_export.inference_target.tract.releases comm
 
 @dataclass(frozen=True)
 class TractBinaryDownloader:
-    """Finds the `tract` command, or installs it.
+    """Locates the `tract` command, or installs it.
 
     Args:
-        version: the tract release wanted, such as "0.23.9".
-        auto_download: fetch the release binary when it is not there: from tract's GitHub releases, through the proxies of
-            the environment, against the checksum that GitHub publishes.
-        auto_build: build it with cargo when it cannot be fetched; takes minutes.
-        cache_dir: where versions live; None takes the user's cache.
+        version: tract release, such as "0.23.9".
+        auto_download: download the release binary if it is missing, from tract's GitHub releases. Proxies of the environment
+            are used, and the checksum that GitHub publishes is verified.
+        auto_build: build the command with cargo if it cannot be downloaded. This takes minutes.
+        cache_dir: folder of the installed versions; None for the user's cache.
     """
 
     version: str | SemanticVersion = TRACT_CLI_VERSION
@@ -39,10 +39,10 @@ class TractBinaryDownloader:
 
     @property
     def arch(self) -> str:
-        """The machine as tract's release files name it, such as `x86_64-unknown-linux-musl`.
+        """Name of this platform in tract's release files, such as `x86_64-unknown-linux-musl`.
 
         Raises:
-            EngineMissingError: tract publishes no binary for it.
+            EngineMissingError: tract publishes no binary for this platform.
         """
         try:
             return release_target()
@@ -50,19 +50,19 @@ class TractBinaryDownloader:
             raise EngineMissingError(f"{error}.", "Build the command: cargo install tract-cli.") from error
 
     def dl_tract(self) -> Path:
-        """Download the release into the cache, whatever `auto_download` says, unless it is there; return the executable.
+        """Download the release into the cache if it is missing, regardless of `auto_download`, and return the executable.
 
         Raises:
-            EngineMissingError: as `binary`.
+            EngineMissingError: the download failed; see `binary`.
         """
         return replace(self, auto_download=True).binary()
 
     def binary(self) -> Path:
-        """Return the executable.
+        """Return the path of the executable, installing it if allowed.
 
         Raises:
-            EngineMissingError: it is not on this machine, and could not be put there (offline, no build for this
-                system); the message says what each way answered.
+            EngineMissingError: the command is not installed and could not be installed. The message lists each attempt and why
+                it failed.
         """
         version = str(self.version)
         try:

@@ -11,8 +11,13 @@ from torch import nn
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import DialectError, EngineMissingError, OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from generic_export.inference_target.tract.releases.dialect import RELEASES, SINCE, older_fragments, refuse_younger
-from generic_export.inference_target.tract.releases.older_forms import OLDER_FORMS
+from generic_export.inference_target.tract.releases.dialect import (
+    OLDER_FORMS,
+    RELEASES,
+    SINCE,
+    older_fragments,
+    refuse_younger,
+)
 from generic_export.inference_target.tract.releases.wheels import wheel_packages
 from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefGraph, NnefOperation

@@ -96,13 +96,13 @@ def test_a_waveform_is_answered_as_transformers_answers_it(export: Path, listene
 
 def test_the_manifest_describes_it_and_counts_no_parameter_of_it(export: Path, listener: Path, tmp_path: Path) -> None:
     manifest = read_manifest(export)
-    assert manifest["multimodal"]["order"] == list(manifest["parts"]) == ["frontend", "embed", "audio", "decoder"]
+    assert manifest["multimodal"]["order"] == list(manifest["archives"]) == ["frontend", "embed", "audio", "decoder"]
     front = manifest["frontend"]
     assert (front["kind"], front["sampling_rate"], front["features"]) == ("log-mel", 16_000, [8, 24])
-    assert manifest["parts"]["frontend"]["graph"]["inputs"] == list(front["inputs"]) == ["waveform", "lengths"]
-    assert manifest["parts"]["frontend"]["graph"]["outputs"] == front["outputs"]
-    assert manifest["parts"]["frontend"]["graph"]["dtype"] == "f32"
-    assert set(manifest["parts"]["frontend"]["tensors"]) >= {"window", "mel_filters"}
+    assert manifest["archives"]["frontend"]["graph"]["inputs"] == list(front["inputs"]) == ["waveform", "lengths"]
+    assert manifest["archives"]["frontend"]["graph"]["outputs"] == front["outputs"]
+    assert manifest["archives"]["frontend"]["graph"]["dtype"] == "f32"
+    assert set(manifest["archives"]["frontend"]["tensors"]) >= {"window", "mel_filters"}
     without = _exported(listener, tmp_path / "out", frontend=False, check=False)
     assert not (without.output_dir / "frontend.nnef.tar").exists() and "frontend" not in without.manifest
     assert without.manifest["multimodal"]["order"] == ["embed", "audio", "decoder"]

@@ -65,7 +65,7 @@ def test_q4_0_weights_leave_it_plain(archive: str, source: Path, tmp_path: Path)
     assert result.validation is not None and result.validation.passed
     assert result.archive == result.archives["model"]
     assert _dtypes(result.archives["frontend"]) == {"f32"} and "q4_0" in _dtypes(result.archive)
-    assert list(read_manifest(result.output_dir)["parts"]) == ["frontend", "model"]
+    assert list(read_manifest(result.output_dir)["archives"]) == ["frontend", "model"]
     assert [check.name[:7] for check in result.validation.checks][:3] == ["log-mel"] * 3
     assert verify_export(result.output_dir).passed and validate_folder(result.output_dir, str(source)).passed
     compared = compare_with_source(result.output_dir, str(source))
@@ -76,6 +76,6 @@ def test_f16_activations_are_measured_without_it(source: Path, tmp_path: Path) -
     options = ExportOptions.of(task=FEATURE_EXTRACTION, require_tokenizer=False, activations="f16")
     result = export_llm(str(source), tmp_path / "out", options=options)
     assert result.validation is not None and result.validation.passed
-    assert set(result.manifest["ranges"]) == {"model"}
+    assert set(result.manifest["activation_ranges"]) == {"model"}
     names = [archive.name for archive in plan_llm_export(str(source), tmp_path / "x", options=options).archives]
     assert names == ["frontend.nnef.tar", "model.nnef.tar"]

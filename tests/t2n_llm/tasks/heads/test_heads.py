@@ -19,8 +19,8 @@ from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.export.pipeline import ExportResult, export_llm, plan_llm_export
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.export.verify import verify_export
-from t2n_llm.measure.generate import ExportedModel
-from t2n_llm.measure.inspection import inspect_archive
+from t2n_llm.inspect.inspection import inspect_archive
+from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.tasks.heads.cases import plan_cases
 from t2n_llm.tasks.heads.check import check_head
 from t2n_llm.tasks.heads.inputs import reading_of
@@ -159,7 +159,7 @@ def test_f16_archives(family: str, task: str, checkpoint: Callable[[str, str], P
     graph = result.manifest["graph"]
     with TractWheel().load(result.archive) as model:
         (answer,) = model.run([np.ones((1, 3), np.int64)] * 2)
-    assert [graph["tensors"][name]["dtype"] for name in graph["outputs"]] == ["f32"]
+    assert [graph["interface"][name]["dtype"] for name in graph["outputs"]] == ["f32"]
     assert answer.dtype == np.float32
 
 
@@ -181,7 +181,7 @@ def test_a_classifier_without_padding_token_reads_one_text(
     assert result.validation is not None
     assert {check.shape[0] for check in result.validation.checks} == {1}
     assert result.manifest["graph"]["symbols"] == ["S"]
-    assert result.manifest["graph"]["tensors"]["input_ids"]["shape"] == [1, "S"]
+    assert result.manifest["graph"]["interface"]["input_ids"]["shape"] == [1, "S"]
 
 
 def test_the_folder_is_like_any_other(checkpoint: Callable[[str, str], Path], tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_folder_is_like_any_other(checkpoint: Callable[[str, str], Path], tm
     assert manifest["task"] == SEQUENCE_CLASSIFICATION
     assert manifest["graph"]["inputs"] == ["input_ids", "attention_mask"]
     assert manifest["graph"]["outputs"] == ["logits"]
-    assert manifest["graph"]["tensors"]["logits"] == {"shape": ["B", 3], "dtype": "f32"}
+    assert manifest["graph"]["interface"]["logits"] == {"shape": ["B", 3], "dtype": "f32"}
     assert manifest["model"]["id2label"] == {"0": "bad", "1": "fair", "2": "good"}
     assert manifest["source"]["architecture"] == "LlamaForSequenceClassification"
     report = verify_export(result.output_dir)

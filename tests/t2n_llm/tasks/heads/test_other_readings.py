@@ -78,7 +78,7 @@ def test_archives_agree_at_other_sizes(
     assert {check.steps[0].max_abs_error for check in result.validation.checks} != {0.0}
     graph = result.manifest["graph"]
     assert graph["inputs"] == list(inputs) and graph["outputs"] == list(outputs)
-    shapes = {name: tensor["shape"] for name, tensor in graph["tensors"].items()}
+    shapes = {name: tensor["shape"] for name, tensor in graph["interface"].items()}
     assert shapes == inputs | outputs
     assert set(result.manifest["model"]["inputs"]) == set(inputs)
 

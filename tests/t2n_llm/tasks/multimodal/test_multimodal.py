@@ -175,7 +175,7 @@ def test_images_text_and_decoding_agree_with_transformers(
     assert list(checks) == [f"one {noun}", f"two {noun}s, in chunks", "text alone"]
     for check in checks.values():
         assert check.passed
-        assert len(check.steps) == check.same_top1 == 9
+        assert len(check.steps) == check.same_top1_count == 9
         assert check.max_abs_error <= 1e-4
         assert min(step.scale for step in check.steps) > 1
 
@@ -203,7 +203,7 @@ def test_a_dry_run_measures_each_archive(gemma: Path, checkpoint: Callable[[str]
         words = ("export", source, "-o", parent / "x", "--task", IMAGE_TEXT_TO_TEXT, "--no-tokenizer", "--dtype", "f32")
         outcome = call(*words, "--no-check", "--dry-run")
         record = strict_json(call(*words, "--no-check", "--dry-run", "--json").out)
-    parts = read_manifest(gemma)["parts"].values()
+    parts = read_manifest(gemma)["archives"].values()
     written = {part["archive"]: (gemma / part["archive"]).stat().st_size for part in parts}
     assert {archive.name: archive.bytes for archive in plan.archives} == written and plan.exact
     assert plan.archive_bytes == sum(written.values()) and plan.archive == "decoder.nnef.tar"
@@ -226,7 +226,7 @@ def test_what_is_seen_and_in_which_order_matters(
     config, manifest = AutoConfig.from_pretrained(checkpoint("gemma3")), read_manifest(gemma)
     family = family_of(config)
     _, both, _ = plan_prompts(config, family)
-    files = {role: gemma / part["archive"] for role, part in manifest["parts"].items()}
+    files = {role: gemma / part["archive"] for role, part in manifest["archives"].items()}
     with (
         open_answerer(files["embed"]) as embed,
         open_answerer(files["vision"]) as vision,
@@ -245,7 +245,7 @@ def test_image_rows_enter_the_first_layers(checkpoint: Callable[[str], Path], tm
     folder = exported(checkpoint("qwen3_vl"), tmp_path / "out", image_size=24, check=False).output_dir
     manifest = read_manifest(folder)
     further = ["deepstack_embeds_0", "deepstack_embeds_1"]
-    assert manifest["parts"]["vision"]["graph"]["outputs"] == ["image_embeds", *further]
+    assert manifest["archives"]["vision"]["graph"]["outputs"] == ["image_embeds", *further]
     assert manifest["graph"]["inputs"][:4] == ["inputs_embeds", *further, "position_ids"]
     assert "zero everywhere else" in manifest["multimodal"]["deepstack"]
     pixels = np.random.default_rng(1).standard_normal((36, 96)).astype(np.float32)
@@ -262,13 +262,13 @@ def test_image_rows_enter_the_first_layers(checkpoint: Callable[[str], Path], tm
 def test_the_manifest_says_how_the_archives_connect(gemma: Path, checkpoint: Callable[[str], Path]) -> None:
     manifest = read_manifest(gemma)
     assert manifest["task"] == IMAGE_TEXT_TO_TEXT
-    assert [part["archive"] for part in manifest["parts"].values()] == [
+    assert [part["archive"] for part in manifest["archives"].values()] == [
         "embed.nnef.tar",
         "vision.nnef.tar",
         "decoder.nnef.tar",
     ]
-    assert manifest["parts"]["embed"]["graph"]["inputs"] == ["input_ids"]
-    assert manifest["parts"]["vision"]["graph"]["inputs"] == ["pixel_values"]
+    assert manifest["archives"]["embed"]["graph"]["inputs"] == ["input_ids"]
+    assert manifest["archives"]["vision"]["graph"]["inputs"] == ["pixel_values"]
     assert manifest["graph"]["inputs"][:3] == ["inputs_embeds", "token_type_ids", "in_cache_key_0"]
     connection = manifest["multimodal"]
     assert connection["image_token_id"] == 160
@@ -282,7 +282,7 @@ def test_the_folder_is_verified_and_validated_as_others(
 ) -> None:
     report = verify_export(gemma)
     assert report.passed
-    parts = read_manifest(gemma)["parts"]
+    parts = read_manifest(gemma)["archives"]
     assert report.tensors == sum(len(part["tensors"]) for part in parts.values())
     assert verify_export(gemma / "vision.nnef.tar").tensors == len(parts["vision"]["tensors"])
     assert validate_folder(gemma, str(checkpoint("gemma3"))).passed
@@ -341,8 +341,8 @@ def test_what_is_heard_has_names_of_its_own(checkpoint: Callable[[str], Path], t
     assert done.code == 0, done.err
     assert "one segment" in done.out
     manifest = read_manifest(target)
-    assert list(manifest["parts"]) == ["embed", "audio", "decoder"]
-    assert manifest["parts"]["audio"]["graph"]["outputs"] == ["audio_embeds"]
+    assert list(manifest["archives"]) == ["embed", "audio", "decoder"]
+    assert manifest["archives"]["audio"]["graph"]["outputs"] == ["audio_embeds"]
     connection = manifest["multimodal"]
     assert (connection["audio_token_id"], connection["rows_per_segment"]) == (150, 6)
     assert connection["input_features"]["shape"] == ["N", 8, 24]
@@ -353,7 +353,7 @@ def test_what_is_heard_has_names_of_its_own(checkpoint: Callable[[str], Path], t
 def test_what_is_after_the_end_of_a_recording_is_not_heard(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     folder = exported(checkpoint("qwen2_audio"), tmp_path / "out", task=AUDIO_TEXT_TO_TEXT, check=False).output_dir
     manifest = read_manifest(folder)
-    assert manifest["parts"]["audio"]["graph"]["inputs"] == ["input_features", "feature_attention_mask"]
+    assert manifest["archives"]["audio"]["graph"]["inputs"] == ["input_features", "feature_attention_mask"]
     assert "1 before the end" in manifest["multimodal"]["feature_attention_mask"]
     features = np.random.default_rng(2).standard_normal((1, 8, 24)).astype(np.float32)
     other = features.copy()

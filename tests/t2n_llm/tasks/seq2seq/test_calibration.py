@@ -216,7 +216,7 @@ def test_a_calibrated_export_is_checked_and_is_not_the_plain_one(family: str, co
     assert result.validation is not None
     assert result.validation.passed
     for role in ("encoder", "decoder"):
-        records = result.manifest["parts"][role]["compression"]["tensors"]
+        records = result.manifest["archives"][role]["compression"]["tensors"]
         calibrated = [each for each in records if each["output_error"] is not None]
         assert calibrated
         assert {each["algorithm"] for each in calibrated} == {compress.partition(":")[2]}
@@ -265,7 +265,7 @@ def test_recordings_calibrate_speech_recognition(tmp_path: Path) -> None:
     assert result.validation is not None
     assert result.validation.passed
     assert result.manifest["options"]["compression"]["calibration"] == "sound"
-    records = result.manifest["parts"]["encoder"]["compression"]["tensors"]
+    records = result.manifest["archives"]["encoder"]["compression"]["tensors"]
     assert [each["output_error"] is None for each in records if each["algorithm"] == "best"].count(True) == 0
 
 

@@ -16,7 +16,7 @@ from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm import export_llm
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.export.revalidate import validate_folder
-from t2n_llm.measure.from_source import SourceModel, Wishes
+from t2n_llm.runtime.from_source import SourceModel, Wishes
 from t2n_llm.tasks.names import TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_model import save_tiny_model
 from tests.shallow_models import shallow_model
@@ -66,7 +66,7 @@ def test_keys_and_values_of_the_source_are_the_encoder_s(exported: Path) -> None
     assert list(encoder.inputs) == ["input_ids"]
     assert all(name.startswith("cross_") for name in encoder.outputs)
     assert set(encoder.outputs) < set(decoder.inputs)
-    parts = json.loads((exported / "export.json").read_text())["parts"]
+    parts = json.loads((exported / "export.json").read_text())["archives"]
     assert not any("encoder_attn.k_proj" in label for label in parts["decoder"]["tensors"])
     assert not any(label.startswith("model.decoder.layers.0.self_attn") for label in parts["encoder"]["tensors"])
 
@@ -154,8 +154,8 @@ def test_a_source_beyond_the_table_of_positions_is_refused(tmp_path: Path) -> No
     """FSMT enlarges its table there, which an archive cannot do: tract is told where the table ends."""
     with pytest.warns(UserWarning, match=r"modeling_fsmt\.py:\d+: the archive is right where .*T <= 256"):
         result = _checked_export("fsmt", {}, tmp_path)
-    parts = result.manifest["parts"]
-    assert {role: part["graph"]["sizes"] for role, part in parts.items()} == {
+    parts = result.manifest["archives"]
+    assert {role: part["graph"]["size_constraints"] for role, part in parts.items()} == {
         "encoder": ["T <= 256"],
         "decoder": ["P+S <= 256"],
     }

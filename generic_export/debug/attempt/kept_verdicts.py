@@ -1,0 +1,107 @@
+"""Verdicts kept between runs: what passed, and has not changed since, is not tried again.
+
+In: a folder. Out: `verdicts.jsonl` in it, a line per verdict, written as each is reached; a torn last line is skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from generic_export.debug.plain_data import built, plain
+from generic_export.debug.record.pieces import Case, class_sources
+from generic_export.debug.records import Outcome, Verdict
+from generic_export.documents import producer_version
+from generic_export.errors import ArchiveError
+from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.torch_graph.capture.tracer import torch_version
+
+FILE = "verdicts.jsonl"
+
+
+class KeptVerdicts:
+    """The verdicts of earlier runs, and of this one.
+
+    Args:
+        folder: where the file is; None keeps nothing.
+        resume: read what is there; False starts a new file.
+
+    Raises:
+        ArchiveError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path | None, *, resume: bool) -> None:
+        self._path = None if folder is None else folder / FILE
+        self._known: dict[str, Verdict] = {}
+        if folder is None or self._path is None:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if resume and self._path.exists():
+                self._known = dict(_read(self._path))
+            else:
+                self._path.write_text("", encoding="utf-8")
+        except OSError as error:
+            raise ArchiveError(f"{folder} cannot be written: {error.strerror or error}.") from error
+
+    def passed(self, fingerprint: str) -> Verdict | None:
+        """Return the verdict of an earlier run when it was a good one."""
+        verdict = self._known.get(fingerprint)
+        return replace(verdict, cached=True) if verdict is not None and verdict.outcome is Outcome.OK else None
+
+    def add(self, fingerprint: str, verdict: Verdict) -> None:
+        """Keep a verdict."""
+        self._known[fingerprint] = verdict
+        if self._path is not None:
+            line = json.dumps({"fingerprint": fingerprint, "verdict": plain(verdict)})
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+def _read(path: Path) -> Sequence[tuple[str, Verdict]]:
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+            found.append((str(entry["fingerprint"]), built(Verdict, entry["verdict"])))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return found
+
+
+def fingerprint(case: Case, target: TractNNEF, *further: object, isolated: bool) -> str:
+    """Return text that changes when a verdict may: the piece, its code, weights, sizes, the target, the versions."""
+    sizes = [[leaf.sizes for leaf in recorded.call.inputs] for recorded in case.calls]
+    parts = (
+        case.piece.key,
+        case.piece.path,
+        class_sources(case.module),
+        _weights_mark(case.module),
+        sizes,
+        target,
+        torch_version(),
+        producer_version(),
+        isolated,
+        *further,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _weights_mark(module: nn.Module) -> str:
+    """Return a hash of a few numbers of each parameter: another one for other weights."""
+    digest = hashlib.sha256()
+    for _, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not tensor.is_meta and tensor.numel():
+            flat = tensor.detach().reshape(-1)
+            sample = flat[:: max(1, flat.numel() // 64)][:64]
+            digest.update(sample.to("cpu", torch.float64).numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+__all__ = ["FILE", "KeptVerdicts", "fingerprint"]

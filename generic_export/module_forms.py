@@ -1,0 +1,122 @@
+"""What `export_model_to_nnef` takes in place of a plain f32 module: an `ExportedProgram`, or a bfloat16 module.
+
+In: a program, or a module and an element type. Out: a module that can be captured, with its example and dynamic axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from generic_export.errors import OptionError
+from generic_export.torch_graph.naming import identifier
+from generic_export.torch_graph.nested import FlatCall
+from generic_export.torch_graph.request import AxisSymbol
+
+_TYPES = (torch.float32, torch.float16)
+
+
+@dataclass(frozen=True)
+class ProgramCall:
+    """A program as a module, and how it is called.
+
+    Attributes:
+        module: its graph.
+        args, kwargs: of the example.
+        dynamic_axes: those that the program has; equal ones, and bounds, as it has them.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dynamic_axes: Mapping[str, Mapping[int, AxisSymbol]]
+
+
+def call_of(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ProgramCall:
+    """Return a program as a module.
+
+    Args:
+        program: of torch.export.
+        args, kwargs: an example; none takes the program's own.
+
+    Raises:
+        OptionError: there is no example.
+    """
+    if not args and not kwargs:
+        if program.example_inputs is None:
+            raise OptionError("the program has no example inputs.", "Give args, or kwargs.")
+        args, kwargs = program.example_inputs
+    module = program.module(check_guards=False)
+    call = FlatCall.of(module, args, kwargs)
+    return ProgramCall(module, tuple(args), dict(kwargs), _axes_of(program, call))
+
+
+def _axes_of(program: ExportedProgram, call: FlatCall) -> dict[str, dict[int, AxisSymbol]]:
+    names = set(program.graph_signature.user_inputs)
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    symbols: dict[sympy.Symbol, AxisSymbol] = {}
+    found: dict[str, dict[int, AxisSymbol]] = {}
+    for name, tensor in zip(call.names, tensors, strict=True):
+        for axis, size in enumerate(tensor.shape):
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                symbol = size.node.expr
+                own = symbols.setdefault(symbol, _dim(f"{identifier(name)}_{axis}".upper(), program, symbol))
+                found.setdefault(name, {})[axis] = own
+    return found
+
+
+def _dim(name: str, program: ExportedProgram, symbol: sympy.Symbol) -> AxisSymbol:
+    """Return a symbol with the largest size that a program has for it; PyTorch's own smallest one (2) means nothing."""
+    known = program.range_constraints.get(symbol)
+    most = int(known.upper) if known is not None and known.upper.is_Integer else None
+    return Dim(name) if most is None else Dim(name, max=most)
+
+
+# A module that computes in another element type for the length of a block: bfloat16, which tract does not have, as f32
+# or f16.
+# In: a module and example arguments. Out: the module with its floats cast, and the arguments likewise.
+@contextmanager
+def computing_in(
+    dtype: torch.dtype | None, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Cast what a module computes with, and yield its arguments cast; afterwards its tensors are what they were, bit for bit.
+
+    Args:
+        dtype: f32 or f16, that parameters, buffers and arguments of floats get; None casts nothing.
+        model: the module.
+        args, kwargs: example arguments.
+
+    Raises:
+        OptionError: another element type.
+    """
+    if dtype is None:
+        yield args, dict(kwargs)
+        return
+    if dtype not in _TYPES:
+        raise OptionError(f"dtype is {dtype}.", "Give torch.float32 or torch.float16: tract computes in these.")
+    call = FlatCall.of(model, args, kwargs)
+    cast_args, cast_kwargs = call.arguments([_cast(tensor, dtype) for tensor in call.tensors])
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    kept = [(tensor, tensor.data) for tensor in tensors.values() if tensor.dtype.is_floating_point]
+    try:
+        for tensor, data in kept:
+            tensor.data = _cast(data, dtype)
+        yield tuple(cast_args), cast_kwargs
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+__all__ = ["ProgramCall", "call_of", "computing_in"]

@@ -1,0 +1,225 @@
+"""What a program assumes of sizes, and whether it is right at others: by what it would do there, or by running it.
+
+In: a program captured at the example's sizes. Out: one that is right on both sides of the conditions in the model's code, and the
+conditions that are left.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Interpreter, Node
+
+from generic_export.compat import OpOverload, pytree, schema_of
+from generic_export.torch_graph.capture.branches import OneWay, symbols_at
+from generic_export.torch_graph.capture.causes import refused
+from generic_export.torch_graph.capture.conversion import symbol_names
+from generic_export.torch_graph.capture.exported_program import CapturedProgram, DynamicShapes, capture_once
+from generic_export.torch_graph.ir import SizeCondition
+from generic_export.torch_graph.nested import FlatCall
+from generic_export.torch_graph.request import CaptureRequest, auto_symbols
+from generic_export.torch_graph.sizes.branch import Branch, Sizes
+from generic_export.torch_graph.sizes.guards import SQUEEZES, assumptions, holds_for_many, is_largest_size
+from generic_export.torch_graph.sizes.other_sizes import repeated
+from generic_export.torch_graph.state import buffers_kept
+
+_MOST_VALUES_ELSEWHERE = 1 << 24  # of inputs that are made to see whether another way is the same
+Run = Callable[[Sequence[torch.Tensor]], Any]
+
+_ALIKE = 1e-3
+
+
+def assumed_branches(
+    request: CaptureRequest, found: CapturedProgram, names: Sequence[str], after: int = 0
+) -> list[Branch]:
+    """Return what is to hold, or to be shown to be right elsewhere: sizes of one are left to who checks the archive at them."""
+    symbols = symbol_names(replace(request, input_names=names), found.program)
+    branches = assumptions(found.program, symbols, found.decided, after)
+    return branches if request.conditional else [branch for branch in branches if not holds_for_many(branch)]
+
+
+def example_sizes(request: CaptureRequest, program: ExportedProgram, branch: Branch, call: FlatCall) -> Sizes:
+    """Return the size of each symbol in the example.
+
+    Raises:
+        SpecializedAxisError: a symbol is not the size of an input's axis, so tract cannot check a condition on it.
+    """
+    sizes = symbols_at(program, [tensor.shape for tensor in call.tensors])
+    if sizes is None:
+        raise refused(request.module, SizeCondition(None, str(branch.condition), branch.source), "")
+    return sizes
+
+
+def right_elsewhere(
+    request: CaptureRequest,
+    found: CapturedProgram,
+    branches: Sequence[Branch],
+    call: FlatCall,
+    shapes: DynamicShapes,
+) -> tuple[CapturedProgram, Sequence[Branch]]:
+    """Return a program that is right on both sides of the conditions in the model's code, and the conditions left.
+
+    A condition that fails at 1 alone is tried there. A program that fills sizes up to a multiple is tried at whole ones,
+    or taken with a warning.
+
+    Raises:
+        SpecializedAxisError: there is none, and the archive would not be held to the condition (`conditional`).
+    """
+    named = replace(request, input_names=call.names)
+    own = OneWay(found.program, tuple(filter(_is_of_model, branches)), symbol_names(named, found.program))
+    at_one = [each for each in own.branches if holds_for_many(each)]
+    right = [each for each in at_one if _agrees_at_one(request, own, each, call)]
+    branches = [each for each in branches if each not in right]
+    own = replace(own, branches=tuple(each for each in own.branches if each not in right))
+    if all(each in at_one or _is_auto(request, own, each) for each in own.branches):
+        return found, branches
+    elsewhere_shapes = own.shapes_of_another_way([tensor.shape for tensor in call.tensors])
+    if sum(map(math.prod, elsewhere_shapes)) > _MOST_VALUES_ELSEWHERE:  # a condition on memory: it stays one
+        return found, branches
+    tensors = tuple(map(repeated, call.tensors, elsewhere_shapes))
+    try:
+        elsewhere = capture_once(request.module, replace(call, tensors=tensors), shapes)
+        other = OneWay.of(elsewhere.program, symbol_names(named, elsewhere.program))
+    except Exception:  # the model does not accept these sizes: there is no other side
+        return found, branches
+    pairs = ((own, other, found), (other, own, elsewhere))
+    chosen = next((captured for one, another, captured in pairs if one.stands_for(another)), None)
+    if chosen is None:
+        chosen = next((captured for way, _, captured in pairs if way.fills_up), None)
+        if chosen is None or not _fills_up_everywhere(
+            request, chosen.program, own.branches[0], (call.tensors, tensors)
+        ):
+            if not request.conditional:
+                _refuse_one_size(request, own, call)
+            return found, branches
+    left = assumed_branches(request, chosen, call.names)
+    return chosen, [branch for branch in left if not _is_of_model(branch)]
+
+
+def _is_auto(request: CaptureRequest, way: OneWay, branch: Branch) -> bool:
+    """Say whether a condition is on axes of `Dim.AUTO` alone, which are captured once: tract holds them to the condition."""
+    names = {str(way.names.get(symbol)) for symbol in branch.condition.free_symbols}
+    return names <= auto_symbols(request.dynamic_axes)
+
+
+def _agrees_at_one(request: CaptureRequest, way: OneWay, branch: Branch, call: FlatCall) -> bool:
+    """Say whether a program says what its module says at the one size at which a condition fails, by running both."""
+    shapes = way.shapes_with_one(branch, [tensor.shape for tensor in call.tensors])
+    return shapes is not None and _agrees(request, way.program, tuple(map(repeated, call.tensors, shapes)))
+
+
+def _agrees(request: CaptureRequest, program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether a program and the module say the same, by running both."""
+    with buffers_kept(request.module):
+        return agrees(program, lambda given: request.module(*given), tensors)
+
+
+def _refuse_one_size(request: CaptureRequest, way: OneWay, call: FlatCall) -> None:
+    """Refuse a program that is right on one side of a condition on one size, other than up to a largest size.
+
+    Raises:
+        SpecializedAxisError: there is such a condition.
+    """
+    example = example_sizes(request, way.program, way.branches[0], call)
+    for branch in way.branches:
+        if len(branch.condition.free_symbols) == 1 and not is_largest_size(branch, example):
+            text = str(branch.condition.xreplace(dict(way.names)))
+            raise refused(request.module, SizeCondition(None, text, branch.source), "")
+
+
+def _fills_up_everywhere(
+    request: CaptureRequest, program: ExportedProgram, branch: Branch, places: Sequence[Sequence[torch.Tensor]]
+) -> bool:
+    """Say whether a program that fills sizes up to a multiple is right for whole ones: by running it, or with a warning."""
+    if request.conditional:
+        return all(_agrees(request, program, place) for place in places)
+    # a whole block where nothing is missing, hidden by a mask (Pegasus-X)
+    warnings.warn(
+        f"{type(request.module).__name__} at {branch.source}: sizes that are no multiple are filled up. "
+        "The archive does so with whole ones too, which is right where what is filled in is masked: compare such a size.",
+        stacklevel=2,
+    )
+    return True
+
+
+def _is_of_model(branch: Branch) -> bool:
+    """Say whether a model's own code asked, and may have gone another way."""
+    return bool(branch.source) and not branch.is_certain
+
+
+def agrees(program: ExportedProgram, module: Run, tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether a program says what its module says; False where they have no values."""
+    if any(each.is_meta for each in (*tensors, *program.state_dict.values())):
+        return False
+    expected, answered = _result(module, tensors), _result(lambda given: _interpreted(program, given), tensors)
+    return expected is not None and answered is not None and _alike(expected, answered)
+
+
+def _result(run: Run, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    try:
+        with torch.no_grad():
+            found = pytree.tree_leaves(run([tensor.clone() for tensor in tensors]))
+    except Exception:  # whatever a module says to sizes that it does not take
+        return None
+    return [each for each in found if isinstance(each, torch.Tensor)]
+
+
+def _interpreted(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> Any:
+    given = iter(tensors)
+    kept = {**program.constants, **program.state_dict}
+    values = [
+        next(given) if spec.kind is InputKind.USER_INPUT else kept[spec.target or ""]
+        for spec in program.graph_signature.input_specs
+    ]
+    outputs = _AsCaptured(program.graph_module).run(*values)
+    own = {spec.arg.name for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"}
+    specs = program.graph_signature.output_specs
+    return [value for value, spec in zip(outputs, specs, strict=True) if spec.arg.name in own]
+
+
+class _AsCaptured(Interpreter):
+    """Runs a graph; `squeeze` drops the axes whose size was fixed at 1 in the capture, and no dynamic one."""
+
+    def run_node(self, n: Node) -> Any:
+        # A part of a split that is not there at every size; placeholders without users take their arguments all the same.
+        if n.op not in ("output", "placeholder") and not n.users and not _writes(n):
+            return None
+        if n.target not in SQUEEZES:
+            return super().run_node(n)
+        (given, *_), _ = self.fetch_args_kwargs_from_env(n)
+        source: Any = n.args[0]
+        axes = _dropped(n, [size == 1 and not isinstance(size, torch.SymInt) for size in source.meta["val"].shape])
+        return given.squeeze(axes)
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
+
+
+def _dropped(node: Node, fixed: Sequence[bool]) -> tuple[int, ...]:
+    chosen: Any = node.args[1] if len(node.args) > 1 else range(len(fixed))
+    axes = [chosen] if isinstance(chosen, int) else chosen
+    return tuple(axis for axis in axes if fixed[axis])
+
+
+def _alike(expected: Sequence[torch.Tensor], answered: Sequence[torch.Tensor]) -> bool:
+    return len(expected) == len(answered) and all(map(_near, expected, answered))
+
+
+def _near(expected: torch.Tensor, answered: torch.Tensor) -> bool:
+    if expected.shape != answered.shape or expected.dtype is not answered.dtype:
+        return False
+    if not expected.is_floating_point() and not expected.is_complex():
+        return bool(torch.equal(expected, answered))
+    scale = max(1.0, float(expected.abs().nan_to_num().max())) if expected.numel() else 1.0
+    return torch.allclose(expected, answered, rtol=0.0, atol=_ALIKE * scale, equal_nan=True)
+
+
+__all__ = ["assumed_branches", "example_sizes", "right_elsewhere"]

@@ -1,0 +1,1 @@
+"""Attention as explicit operators of the graph."""

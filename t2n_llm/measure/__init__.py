@@ -1,1 +1,0 @@
-"""Exports looked at and measured: inspection, profile, bench, text generated, quality."""

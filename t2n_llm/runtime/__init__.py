@@ -1,0 +1,1 @@
+"""Exports run: text generated, chats, sampling, the HTTP server."""
