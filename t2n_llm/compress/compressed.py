@@ -57,8 +57,8 @@ def compressed(
     *,
     workspace: Workspace,
     dry: bool = False,
-) -> Iterator[tuple[StoredGraph | None, ...]]:
-    """Yield the compressed form of each archive of a model, None for each when no compression was asked for.
+) -> Iterator[tuple[StoredGraph, ...]]:
+    """Yield each archive of a model as a recipe stores it; plain without a recipe.
 
     Args:
         options: what was asked for.
@@ -75,7 +75,7 @@ def compressed(
     """
     recipe = options.recipe()
     if recipe is None or not recipe.rules:
-        yield (None,) * len(parts)
+        yield tuple(StoredGraph(part) for part in parts)
         return
     algorithms = options.algorithms()
     read = [_read_statistics(options, source, part, reporter) for part in parts]

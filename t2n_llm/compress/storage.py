@@ -69,8 +69,8 @@ def stored_graphs(
     """
     with compressed(options, source, calibration, parts, reporter, workspace=workspace, dry=dry) as compressions:
         graphs = tuple(
-            _stored(options, checkpoint, part, compression, devices)
-            for part, compression in zip(parts, compressions, strict=True)
+            _stored(options, checkpoint, stored if options.recipe() is not None else _kept_as_stored(stored), devices)
+            for stored in compressions
         )
         _refuse_nothing_to_widen(options.weights_in_memory, graphs)
         yield graphs
@@ -88,16 +88,9 @@ def _refuse_nothing_to_widen(dtype: str, graphs: Sequence[StoredGraph]) -> None:
 
 
 def _stored(
-    options: CompressionOptions,
-    checkpoint: Checkpoint,
-    part: ModelGraph,
-    compression: StoredGraph | None,
-    devices: Sequence[str],
+    options: CompressionOptions, checkpoint: Checkpoint, stored: StoredGraph, devices: Sequence[str]
 ) -> StoredGraph:
-    if options.recipe() is None:
-        compression = _kept_as_stored(part)
-    stored = StoredGraph(part) if compression is None else compression
-    document = _in_memory(round_in_products(stored.model.document), part, options.weights_in_memory)
+    document = _in_memory(round_in_products(stored.model.document), stored.model, options.weights_in_memory)
     if CPU in devices:
         document = split_long_reductions(document)
     again = _quantized_again(stored)
@@ -115,15 +108,12 @@ def _in_memory(graph: NnefGraph, model: ModelGraph, dtype: str) -> NnefGraph:
 # --- checkpoints that are quantised already --------------------------------------------------------
 
 
-def _kept_as_stored(model: ModelGraph) -> StoredGraph | None:
-    """Return what stores every tensor that is exactly Q4_0 as it is and leaves the others plain; None when none is.
-
-    Args:
-        model: as an export without compression would write it.
-    """
+def _kept_as_stored(plain: StoredGraph) -> StoredGraph:
+    """Return a plain graph with every tensor that is exactly Q4_0 in the blocks of the checkpoint."""
+    model = plain.model
     exact = [label for label, source in model.sources.items() if _is_exact(source)]
     if not exact:
-        return None
+        return plain
     names = dict.fromkeys(name for label in exact for name in (label, *_other_names(label, model.tied)))
     recipe = Recipe(AS_STORED, tuple(Rule(name, Choice("q4_0")) for name in names))
     return replace(compress(plan_compression(recipe, model), model), warnings=())

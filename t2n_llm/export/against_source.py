@@ -19,7 +19,7 @@ from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.graphs import planned_again
 from t2n_llm.export.options import ExportOptions
-from t2n_llm.export.revalidate import graph_options_of, open_original, open_recorded_adapter, require_whole
+from t2n_llm.export.recorded import graph_options_of, open_original, open_recorded_adapter, require_whole
 from t2n_llm.export.verify import DAMAGED, EXTRA, MISSING, Finding, SourceComparison
 from t2n_llm.model_graph import MODEL_ROLE
 from t2n_llm.reporter import LogReporter, Reporter

@@ -38,10 +38,9 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.option import made, options_of
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
-from t2n_llm.source.hub import ModelSource, is_gguf, open_config, open_source
+from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
-from t2n_llm.tasks.auto import form_of, task_of_config
-from t2n_llm.tasks.names import AUTO, FORMS, TEXT_GENERATION
+from t2n_llm.tasks.auto import chosen_task
 from t2n_llm.tasks.protocol import Task
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.tying import as_loaded
@@ -136,7 +135,8 @@ def open_job(
         if options.check and not dry:
             require_engine(options.checking)
         reporter.stage(f"Reading {ref.name}")
-        task, options = _task_and_options(ref, options, reporter)
+        task = task_of(chosen_task(options.task, ref, reporter))
+        options = replace(options, task=task.name, require_tokenizer=options.require_tokenizer and task.reads_text)
         stack.enter_context(suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed))
         model = open_source(ref, require_tokenizer=options.require_tokenizer, tell=reporter.stage)
         target = Path(output_dir) if output_dir is not None else Path(model.short_name)
@@ -158,32 +158,6 @@ def _source_and_options(
     if options is not None and further:
         raise OptionError(f"options are given, and {', '.join(further)} beside them.", "Put them into the options.")
     return ref, options or ExportOptions.of(**further)
-
-
-def _task_and_options(ref: SourceRef, options: ExportOptions, reporter: Reporter) -> tuple[Task, ExportOptions]:
-    """Return the task, chosen by the config where nobody named one, and what its models do not need left out of the options."""
-    if options.task == AUTO:
-        options = replace(options, task=TEXT_GENERATION if is_gguf(ref.name) else _named_task(ref, reporter))
-    elif options.task in FORMS and not is_gguf(ref.name):
-        options = replace(options, task=_task_form(options.task, ref, reporter))
-    task = task_of(options.task)
-    return task, options if task.reads_text else replace(options, require_tokenizer=False)
-
-
-def _named_task(ref: SourceRef, reporter: Reporter) -> str:
-    found = open_config(ref)
-    folder = Path(ref.name).expanduser()
-    name = task_of_config(found.config, folder if folder.is_dir() else None)
-    if name != TEXT_GENERATION:
-        reporter.stage(f"Exporting for {name}, the task of its architecture")
-    return name
-
-
-def _task_form(task: str, ref: SourceRef, reporter: Reporter) -> str:
-    form = form_of(task, open_config(ref).config)
-    if form != task:
-        reporter.stage(f"Exporting for {form}, the form of {task} that this model has")
-    return form
 
 
 def _claim(target: Path, force: bool, reporter: Reporter, dry: bool) -> None:

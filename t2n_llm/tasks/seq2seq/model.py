@@ -328,72 +328,63 @@ def _parts(network: Any, options: GraphOptions, name: str, revision: str | None)
     form = source_form(network.config, main_input=network.main_input_name)
     tied, buffers = tied_names(network), computed_parameters(network) | take_buffers(network)
     probed = _probed(network, form, options.torch_dtype)
-    batch = _batch(options)
-    handed = {each.name: tuple(each.meta(batch, form.hint, options.torch_dtype).shape) for each in probed.cross}
-
-    def part(role: str, described: _Described, states: tuple[StateTensor, ...] = ()) -> ModelGraph:
-        return ModelGraph(
-            role=role,
-            network=network,
-            module=described.module.eval(),
-            buffers=buffers,
-            tied=tied,
-            inputs=described.inputs,
-            output_names=described.output_names,
-            dynamic_axes=described.axes,
-            source_name=name,
-            revision=revision,
-            graph_name=role,
-            properties={"role": role},
-            states=states,
-            handed=handed,
-        )
-
-    encoder = part(ENCODER, _encoder(network, form, probed, options))
-    return encoder, part(DECODER, _decoder(network, form, probed, options), probed.states)
-
-
-@dataclass(frozen=True)
-class _Described:
-    """What the two parts differ in; see `ModelGraph`."""
-
-    module: nn.Module
-    inputs: Mapping[str, torch.Tensor]
-    output_names: tuple[str, ...]
-    axes: DynamicAxes
-
-
-def _encoder(network: Any, form: SourceForm, probed: _Probed, options: GraphOptions) -> _Described:
-    batched, dtype = options.batch, options.torch_dtype
+    cross = {each.name: each.meta(_batch(options), form.hint, options.torch_dtype) for each in probed.cross}
     mask, mask_axes = _mask(ENCODER_MASK, form, options)
-    inputs = {each.name: each.meta(_batch(options), form.hint, dtype) for each in form.inputs} | mask
-    names = tuple(each.name for each in probed.cross)
-    axes = {**{each.name: form.axes(each.shape, batched=batched) for each in form.inputs}, **mask_axes}
-    module = SourceEncoder(network, tuple(inputs), probed.cross, wants_mask=form.wants_mask)
-    return _Described(module, inputs, names, axes)
+    inputs = {each.name: each.meta(_batch(options), form.hint, options.torch_dtype) for each in form.inputs} | mask
+    encoder = ModelGraph(
+        role=ENCODER,
+        network=network,
+        module=SourceEncoder(network, tuple(inputs), probed.cross, wants_mask=form.wants_mask).eval(),
+        buffers=buffers,
+        tied=tied,
+        inputs=inputs,
+        output_names=tuple(cross),
+        dynamic_axes={**{each.name: form.axes(each.shape, batched=options.batch) for each in form.inputs}, **mask_axes},
+        source_name=name,
+        revision=revision,
+        graph_name=ENCODER,
+        properties={"role": ENCODER},
+        handed={name: tuple(tensor.shape) for name, tensor in cross.items()},
+    )
+    return encoder, _decoder(encoder, form, probed, cross, options)
 
 
-def _decoder(network: Any, form: SourceForm, probed: _Probed, options: GraphOptions) -> _Described:
-    batched, batch, dtype = options.batch, _batch(options), options.torch_dtype
+def _decoder(
+    encoder: ModelGraph, form: SourceForm, probed: _Probed, cross: Mapping[str, torch.Tensor], options: GraphOptions
+) -> ModelGraph:
+    """Return the decoder beside an encoder; `cross` are its inputs that the encoder gives."""
+    batch, batched, states = _batch(options), options.batch, probed.states
     mask, mask_axes = _mask(DECODER_MASK, form, options)
-    said = {each.name: each.meta(batch, form.hint, dtype) for each in probed.cross}
     past = {
-        each.input_name: torch.zeros(each.sizes(batch, _PAST), dtype=each.torch_dtype, device="meta")
-        for each in probed.states
+        each.input_name: torch.zeros(each.sizes(batch, _PAST), dtype=each.torch_dtype, device="meta") for each in states
     }
     ids = torch.zeros((batch, _STEPS), dtype=torch.int64, device="meta")
     axes = {
         "input_ids": ({0: BATCH} if batched else {}) | {1: "S"},
         **{each.name: each.dynamic_axes(batched=batched) for each in probed.cross},
         **mask_axes,
-        **{each.input_name: each.dynamic_axes(batched=batched) for each in probed.states},
+        **{each.input_name: each.dynamic_axes(batched=batched) for each in states},
     }
-    slots = tuple(each.slot for each in probed.states)
     module = CachedDecoder(
-        network, probed.cross, slots, probed.width, probed.answer, masked=bool(mask), kept=options.num_logits_to_keep
+        encoder.network,
+        probed.cross,
+        tuple(each.slot for each in states),
+        probed.width,
+        probed.answer,
+        masked=bool(mask),
+        kept=options.num_logits_to_keep,
     )
-    outputs = ("outputs", *(each.output_name for each in probed.states))
-    return _Described(module, {"input_ids": ids, **said, **mask, **past}, outputs, axes)
+    return replace(
+        encoder,
+        role=DECODER,
+        module=module.eval(),
+        inputs={"input_ids": ids, **cross, **mask, **past},
+        output_names=("outputs", *(each.output_name for each in states)),
+        dynamic_axes=axes,
+        graph_name=DECODER,
+        properties={"role": DECODER},
+        states=states,
+    )
 
 
 def _batch(options: GraphOptions) -> int:
