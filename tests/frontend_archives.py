@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from generic_export.weights.half import CastReport
 from generic_export.write.document import write_document
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.storage import finished_model
+from t2n_llm.graph.storage import finish_model
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.frontend import frontend_graphs, frontend_of
 from t2n_llm.tasks.frontends.kind import FrontEnd
@@ -51,7 +51,7 @@ def written(
     front = frontend_of(source, graph_options, input_name)
     assert front is not None
     (captured,) = frontend_graphs(source, graph_options, input_name)
-    graph = finished_model(captured, graph_options).with_sources(CastReport())
+    graph = finish_model(captured, graph_options).with_sources(CastReport())
     archive = Path(mkdtemp(dir=folder)) / "frontend.nnef"
     write_document(archive, graph.document, graph.sources, compression_level=None)
     return FrontEndArchive(front, archive, (archive / "graph.nnef").read_text())

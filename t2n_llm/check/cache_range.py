@@ -37,7 +37,7 @@ def by_kind(largest: Mapping[Slot, float]) -> dict[str, float]:
     return {kind: max(size for slot, size in largest.items() if slot.kind == kind) for kind in sorted(kinds)}
 
 
-def with_cache_dtype(options: GraphOptions, largest: Mapping[Slot, float], reporter: Reporter) -> GraphOptions:
+def choose_cache_dtype(options: GraphOptions, largest: Mapping[Slot, float], reporter: Reporter) -> GraphOptions:
     """Decide `cache_dtype=auto`: f32 where values eight times as large as those measured exceed f16.
 
     Args:
@@ -77,4 +77,4 @@ def _excess(slot: Slot, largest: Mapping[Slot, float]) -> str:
     return f"{slot.kind} of layer {slot.layer} reaches {largest[slot]:.3g} on the check's text, and f16 ends at {F16_LIMIT:.0f}"
 
 
-__all__ = ["by_kind", "largest_of_all", "largest_values", "require_range", "with_cache_dtype"]
+__all__ = ["by_kind", "choose_cache_dtype", "largest_of_all", "largest_values", "require_range"]

@@ -39,7 +39,7 @@ _EXAMPLES = 2
 
 
 @contextmanager
-def stored_graphs(
+def store_graphs(
     options: CompressionOptions,
     source: ModelSource,
     checkpoint: Checkpoint,

@@ -17,7 +17,7 @@ from generic_export.errors import EngineLoadError, WeightError
 from generic_export.weights.values import value_pieces
 from generic_export.write.document import WrittenArchive
 from t2n_llm.check.agreement import Tolerance, ValidationReport
-from t2n_llm.check.cache_range import by_kind, require_range, with_cache_dtype
+from t2n_llm.check.cache_range import by_kind, choose_cache_dtype, require_range
 from t2n_llm.check.devices import absence_of, named_after
 from t2n_llm.compress.stored_graph import StoredGraph
 from t2n_llm.export.folder import TESTS_FOLDER
@@ -51,7 +51,7 @@ def run_reference(job: ExportJob, graphs: Sequence[ModelGraph]) -> ReferenceAnsw
     return job.task.reference(replace(_subject(job, graphs), decodes=not compressed))
 
 
-def with_measured_caches(
+def fit_caches(
     job: ExportJob, graphs: Sequence[ModelGraph], reference: ReferenceAnswers
 ) -> tuple[ExportJob, list[ModelGraph]]:
     """Decide the dtype of the caches from the keys and values of a reference run.
@@ -59,7 +59,7 @@ def with_measured_caches(
     Raises:
         NumericRangeError: f16 caches are asked for, and do not hold the keys and values.
     """
-    options = with_cache_dtype(job.options.graph, reference.largest_states, job.reporter)
+    options = choose_cache_dtype(job.options.graph, reference.largest_states, job.reporter)
     if options == job.options.graph:
         return job, list(graphs)
     if job.options.graph.cache_decides_attention:
@@ -163,4 +163,4 @@ def _explained_zeros(stored: Sequence[StoredGraph]) -> Iterator[None]:
         ) from error
 
 
-__all__ = ["check_archives", "run_reference", "with_measured_caches"]
+__all__ = ["check_archives", "fit_caches", "run_reference"]

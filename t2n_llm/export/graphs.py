@@ -16,12 +16,12 @@ from generic_export.weights.half import CastReport
 from generic_export.write.document import ArchivePlan, match_sources
 from t2n_llm.check.reference import typical_tokens
 from t2n_llm.compress.compressed import prepare
-from t2n_llm.compress.storage import stored_graphs
+from t2n_llm.compress.storage import store_graphs
 from t2n_llm.compress.stored_graph import StoredGraph
 from t2n_llm.export.folder import calibration_folder
 from t2n_llm.export.job import ExportJob, job_for
 from t2n_llm.export.options import ExportOptions
-from t2n_llm.graph.capture import captures_told, translate_model
+from t2n_llm.graph.capture import report_captures, translate_model
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.ranges import RangeRequest, fit_ranges
 from t2n_llm.graph.storage import choose_storage
@@ -31,7 +31,7 @@ from t2n_llm.source.adapter import Adapter
 from t2n_llm.source.hub import ModelSource
 
 
-def translated_graphs(job: ExportJob, *, dry: bool = False) -> list[ModelGraph]:
+def translate_graphs(job: ExportJob, *, dry: bool = False) -> list[ModelGraph]:
     """Capture and translate the graphs of a model, and find their weights in the checkpoint.
 
     Weights are read only to measure f16 activations, which a check asks for.
@@ -49,7 +49,7 @@ def translated_graphs(job: ExportJob, *, dry: bool = False) -> list[ModelGraph]:
     options = job.options
     if not dry:
         prepare(options.compression, job.reporter)
-    with captures_told(job.reporter):
+    with report_captures(job.reporter):
         graphs = [_with_parameters(job, graph) for graph in job.task.graphs(job.source, options.graph)]
     if not dry and options.graph.computes_in == "f16":
         graphs = _with_ranges(job, graphs)
@@ -93,7 +93,7 @@ def _with_sources(job: ExportJob, graph: ModelGraph, casts: CastReport) -> Model
         raise job.task.explained(error, graph) from error
 
 
-def finished_graphs(job: ExportJob, graphs: Sequence[ModelGraph]) -> list[ModelGraph]:
+def finish_graphs(job: ExportJob, graphs: Sequence[ModelGraph]) -> list[ModelGraph]:
     """Choose the dtypes of translated graphs, and cut those that are written as several archives.
 
     Args:
@@ -115,7 +115,7 @@ def _translated(graph: ModelGraph, options: GraphOptions) -> ModelGraph:
 
 
 @contextmanager
-def stored_archives(
+def store_archives(
     job: ExportJob, graphs: Sequence[ModelGraph], *, dry: bool = False
 ) -> Iterator[tuple[StoredGraph, ...]]:
     """Yield the archives of an export as they will be written; their sources live as long as the block.
@@ -130,7 +130,7 @@ def stored_archives(
         WeightError: a tensor cannot be quantised.
     """
     options = job.options
-    with stored_graphs(
+    with store_graphs(
         options.compression,
         job.source,
         job.checkpoint,
@@ -146,7 +146,7 @@ def stored_archives(
 
 
 @contextmanager
-def planned_again(
+def plan_again(
     source: ModelSource, options: ExportOptions, adapter: Adapter | None, reporter: Reporter, *, calibrated: bool
 ) -> Iterator[Mapping[str, ArchivePlan]]:
     """Yield the archives that an export would write, by role; their tensors are streamed when they are read, nothing is written.
@@ -156,9 +156,9 @@ def planned_again(
         calibrated: a run of the model chose values; it is not made again, and those values are others.
     """
     job = job_for(source, Path(source.short_name), options, adapter, reporter)
-    graphs = finished_graphs(job, translated_graphs(job, dry=calibrated))
-    with stored_archives(job, graphs, dry=calibrated) as stored:
+    graphs = finish_graphs(job, translate_graphs(job, dry=calibrated))
+    with store_archives(job, graphs, dry=calibrated) as stored:
         yield {each.model.role: each.plan for each in stored}
 
 
-__all__ = ["finished_graphs", "planned_again", "stored_archives", "translated_graphs"]
+__all__ = ["finish_graphs", "plan_again", "store_archives", "translate_graphs"]

@@ -40,7 +40,7 @@ from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
-from t2n_llm.tasks.auto import chosen_task
+from t2n_llm.tasks.auto import choose_task
 from t2n_llm.tasks.protocol import Task
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.tying import as_loaded
@@ -135,13 +135,13 @@ def open_job(
         if options.check and not dry:
             require_engine(options.checking)
         reporter.stage(f"Reading {ref.name}")
-        task = task_of(chosen_task(options.task, ref, reporter))
+        task = task_of(choose_task(options.task, ref, reporter))
         options = replace(options, task=task.name, require_tokenizer=options.require_tokenizer and task.reads_text)
-        stack.enter_context(suggested_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed))
+        stack.enter_context(suggest_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed))
         model = open_source(ref, require_tokenizer=options.require_tokenizer, tell=reporter.stage)
         target = Path(output_dir) if output_dir is not None else Path(model.short_name)
         _claim(target, options.force, reporter, dry)
-        stack.enter_context(telling_leftovers(target))
+        stack.enter_context(report_stale_exports(target))
         task.refuse(model, options.graph, options.compression, options.adapter)
         model = as_loaded(model, task.network, reporter.warn)
         adapter = open_adapter(SourceRef(options.adapter, token=ref.token)) if options.adapter is not None else None
@@ -173,7 +173,7 @@ def _claim(target: Path, force: bool, reporter: Reporter, dry: bool) -> None:
 NOTHING_LEFT = "Nothing was left behind"
 
 
-def leftovers(target: Path) -> tuple[Path, ...]:
+def find_stale_exports(target: Path) -> tuple[Path, ...]:
     """Return the unfinished folders beside `target` that nobody works on any more."""
     found = []
     for place in (target.absolute(), calibration_target(target.absolute())):
@@ -184,12 +184,12 @@ def leftovers(target: Path) -> tuple[Path, ...]:
 
 
 @contextmanager
-def telling_leftovers(target: Path) -> Iterator[None]:
+def report_stale_exports(target: Path) -> Iterator[None]:
     """Let an error or an interrupt that ends the block name what earlier runs left; an interrupt has it as `left`."""
     try:
         yield
     except (T2NError, Interrupted) as error:
-        found = leftovers(target)
+        found = find_stale_exports(target)
         if found and getattr(error, "kept", None) is None:
             told = (
                 f"This run left nothing; an earlier one left {found[0]}. --resume continues it (a tgz starts again); "
@@ -233,7 +233,7 @@ def diagnose_command(error: T2NError, ref: SourceRef, dtype: str = "f16") -> str
 
 
 @contextmanager
-def suggested_diagnosis(ref: SourceRef, dtype: str, *, possible: bool = True) -> Iterator[None]:
+def suggest_diagnosis(ref: SourceRef, dtype: str, *, possible: bool = True) -> Iterator[None]:
     """Let an error in the block end its hint with the command that finds its cause, where a diagnosis is possible."""
     try:
         yield
@@ -247,9 +247,9 @@ def suggested_diagnosis(ref: SourceRef, dtype: str, *, possible: bool = True) ->
 __all__ = [
     "ExportJob",
     "diagnose_command",
+    "find_stale_exports",
     "job_for",
-    "leftovers",
     "open_job",
-    "suggested_diagnosis",
-    "telling_leftovers",
+    "report_stale_exports",
+    "suggest_diagnosis",
 ]

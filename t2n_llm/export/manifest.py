@@ -54,7 +54,7 @@ def stored_tensors(archive: WrittenArchive) -> dict[str, Any]:
     return {label: asdict(digest) for label, digest in archive.tensors.items()}
 
 
-def described_export(job: ExportJob, stored: Sequence[StoredGraph], archives: Mapping[str, WrittenArchive]) -> Manifest:
+def describe_export(job: ExportJob, stored: Sequence[StoredGraph], archives: Mapping[str, WrittenArchive]) -> Manifest:
     """Return what `export.json` says of the archives of an export, before the folder's own entries.
 
     Args:

@@ -16,11 +16,11 @@ from generic_export.write.document import WrittenArchive
 from quant.recipe import RECIPE_FILE
 from t2n_llm.check.loss import warn_of_loss
 from t2n_llm.compress.stored_graph import StoredGraph
-from t2n_llm.export.checking import check_archives, run_reference, with_measured_caches
+from t2n_llm.export.checking import check_archives, fit_caches, run_reference
 from t2n_llm.export.folder import CARD_FILE, MANIFEST_NAME, TESTS_FOLDER
-from t2n_llm.export.graphs import finished_graphs, stored_archives, translated_graphs
+from t2n_llm.export.graphs import finish_graphs, store_archives, translate_graphs
 from t2n_llm.export.job import ExportJob, open_job
-from t2n_llm.export.manifest import described_export, notes_of
+from t2n_llm.export.manifest import describe_export, notes_of
 from t2n_llm.export.options import ExportOptions
 from t2n_llm.export.output import ExportResult
 from t2n_llm.export.plan import ExportPlan, make_plan
@@ -89,21 +89,21 @@ def plan_llm_export(
 def _export(job: ExportJob) -> ExportResult:
     """Run the stages in order; nothing is written before everything that decides the storage is measured."""
     with _explained_changes(job.files):
-        graphs = translated_graphs(job)
+        graphs = translate_graphs(job)
         job.folder.refuse_full_disk(graphs)
         reference = run_reference(job, graphs) if job.options.check else None
         if reference is not None:
-            job, graphs = with_measured_caches(job, graphs, reference)
-        graphs = finished_graphs(job, graphs)
-        with stored_archives(job, graphs) as stored:
+            job, graphs = fit_caches(job, graphs, reference)
+        graphs = finish_graphs(job, graphs)
+        with store_archives(job, graphs) as stored:
             return _complete(job, stored, reference)
 
 
 def _plan(job: ExportJob) -> ExportPlan:
     """Return what `_export` would write, from the captured graphs."""
     folder, options, task = job.folder, job.options, job.task
-    graphs = finished_graphs(job, translated_graphs(job, dry=True))
-    with stored_archives(job, graphs, dry=True) as stored:
+    graphs = finish_graphs(job, translate_graphs(job, dry=True))
+    with store_archives(job, graphs, dry=True) as stored:
         plans = {folder.archive_name(each.model.role): each.plan for each in stored}
         graphs = weighted([each.model for each in stored])
         stored_bytes = sum(plan.total_bytes for plan in plans.values())
@@ -136,7 +136,7 @@ def _complete(job: ExportJob, stored: Sequence[StoredGraph], reference: Referenc
         for each in stored:
             each.write_recipe(staging)
         validation = check_archives(job, stored, archives, staging, reference) if options.check else None
-        described = described_export(job, stored, archives)
+        described = describe_export(job, stored, archives)
         if validation is not None:
             warn_of_loss(validation, described["compression"], job.reporter)
         return folder.complete(staging, archives, validation, main.unused, described, files)

@@ -110,7 +110,7 @@ CAPTURING, TRANSLATING = "Capturing the graph", "Translating the graph"
 
 
 @contextmanager
-def captures_told(reporter: Reporter) -> Iterator[None]:
+def report_captures(reporter: Reporter) -> Iterator[None]:
     """Report the stages of every capture in the block, and one step per layer."""
     reporter.stage(CAPTURING)
     told = _Layers(reporter)
@@ -207,7 +207,7 @@ __all__ = [
     "WRAPPER_ATTRIBUTE",
     "SortedSet",
     "capture_model",
-    "captures_told",
+    "report_captures",
     "sorted_sets",
     "translate_model",
     "weightless_network",

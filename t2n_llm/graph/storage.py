@@ -17,7 +17,7 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph
 
 
-def finished_model(graph: ModelGraph, options: GraphOptions) -> ModelGraph:
+def finish_model(graph: ModelGraph, options: GraphOptions) -> ModelGraph:
     """Translate a captured graph and choose its storage, for options that need no measurement.
 
     Raises:
@@ -62,4 +62,4 @@ def _with_half_storage(graph: ModelGraph, options: GraphOptions) -> ModelGraph:
     return replace(graph, nnef=document, states=states)
 
 
-__all__ = ["choose_storage", "finished_model"]
+__all__ = ["choose_storage", "finish_model"]

@@ -24,7 +24,7 @@ _ENCODERS = "FOR_MASKED_LM"
 _BACKBONES = ""  # the mapping without a middle
 
 
-def chosen_task(task: str, ref: SourceRef, reporter: Reporter) -> str:
+def choose_task(task: str, ref: SourceRef, reporter: Reporter) -> str:
     """Return the task of an export: the one that is asked for in the form that the model has, or that of its architecture.
 
     Args:

@@ -47,11 +47,11 @@ def captured(config: Any) -> Capture:
     from generic_export.inference_target.tract.engines.wheel_worker import peak_rss_bytes
     from t2n_llm.graph.causal_lm import build_graph
     from t2n_llm.graph.options import GraphOptions
-    from t2n_llm.graph.storage import finished_model
+    from t2n_llm.graph.storage import finish_model
 
     begin = time.process_time()
     options = GraphOptions()
-    graph = finished_model(build_graph(config, options, name=config.model_type), options)
+    graph = finish_model(build_graph(config, options, name=config.model_type), options)
     seconds = time.process_time() - begin
     return Capture(type(graph.network).__name__, layers_of(config), round(seconds, 2), peak_rss_bytes())
 

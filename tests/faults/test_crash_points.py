@@ -29,7 +29,7 @@ from t2n_llm.export.options import ExportOptions
 from t2n_llm.export.output import ExportFolder
 from t2n_llm.export.verify import verify_export
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.storage import finished_model
+from t2n_llm.graph.storage import finish_model
 from t2n_llm.reporter import LogReporter
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.tasks.text_generation import TextGeneration
@@ -46,7 +46,7 @@ class Made:
         self.source: ModelSource = open_source(str(model), require_tokenizer=False)
         self.checkpoint: Checkpoint = self.source.checkpoint()
         (captured,) = TextGeneration().graphs(self.source, GraphOptions())
-        part = finished_model(captured.with_parameters(self.checkpoint), GraphOptions()).with_sources(CastReport())
+        part = finish_model(captured.with_parameters(self.checkpoint), GraphOptions()).with_sources(CastReport())
         self.graph: NnefGraph = part.document
         self.described = TextGeneration().interface(self.source, (part,), GraphOptions())
         self.sources: dict[str, TensorSource] = dict(part.sources)

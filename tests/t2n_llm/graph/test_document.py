@@ -231,7 +231,7 @@ SKELETON = """
     from generic_export.nnef.text import graph_text
         from t2n_llm.graph.causal_lm import build_graph
     from t2n_llm.graph.options import GraphOptions
-    from t2n_llm.graph.storage import finished_model
+    from t2n_llm.graph.storage import finish_model
     def peak():
         return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) // 1024
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
@@ -239,7 +239,7 @@ SKELETON = """
     config = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
         num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131072, rope_parameters=rope)
     before = peak()
-    graph = finished_model(build_graph(config, GraphOptions(), name="Llama-3.1-8B"), GraphOptions()).document
+    graph = finish_model(build_graph(config, GraphOptions(), name="Llama-3.1-8B"), GraphOptions()).document
     text = graph_text(graph)
     print(peak() - before, len(text.splitlines()), sum(len(v.shape) > 1 for v in graph.variables))
 """
