@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from generic_export.errors import MissingTensorError
+from generic_export.errors import MissingTensorError, OptionError
 from kvcache.states.tensors import Slot, StateTensor
 from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.options import CheckingOptions
@@ -136,12 +136,16 @@ class Task(ABC):
     def refuse(
         self, source: ModelSource, options: GraphOptions, compression: CompressionOptions, adapter: str | None
     ) -> None:
-        """Refuse what the task cannot be combined with, before anything is captured.
+        """Refuse what the task cannot be combined with, before anything is captured; the base class refuses adapters.
 
         Raises:
             OptionError: the message says what.
         """
-        del source, options, compression, adapter
+        del source, options, compression
+        if adapter is not None:
+            raise OptionError(
+                f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
+            )
 
     def refuse_check(
         self,

@@ -57,10 +57,7 @@ class HeadTask(Task):
             raise OptionError(f"--task {self.name} reads no images.", "Leave --image-size out.")
         if options.towers and self.head.reads is not Reads.IMAGE_AND_TEXTS:
             raise OptionError(f"--task {self.name} does not compare images with texts.", "Leave --towers out.")
-        if adapter is not None:
-            raise OptionError(
-                f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
-            )
+        super().refuse(source, options, compression, adapter)
         if source.gguf is not None:
             raise OptionError(
                 f"{source.name}: a GGUF file can be exported for text generation only.",

@@ -46,10 +46,7 @@ class MultimodalTask(Task):
         self, source: ModelSource, options: GraphOptions, compression: CompressionOptions, adapter: str | None
     ) -> None:
         """See `Task.refuse`."""
-        if adapter is not None:
-            raise OptionError(
-                f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
-            )
+        super().refuse(source, options, compression, adapter)
         if compression.calibrates():
             raise OptionError(
                 f"--task {self.name} has no calibration: nothing says which images or sounds go with a text.",

@@ -50,11 +50,7 @@ class Seq2SeqTask(Task):
         self, source: ModelSource, options: GraphOptions, compression: CompressionOptions, adapter: str | None
     ) -> None:
         """See `Task.refuse`."""
-        del options
-        if adapter is not None:
-            raise OptionError(
-                f"--task {self.name} does not merge adapters.", "Merge it with peft first, and export the merged model."
-            )
+        super().refuse(source, options, compression, adapter)
         if source.gguf is not None or source.is_quantized:
             raise OptionError(
                 f"{source.name}: encoder-decoders are exported from plain checkpoints only.",
