@@ -121,7 +121,7 @@ def check_archives(
         require_range(job.options.graph, reference.largest_states)
     with _explained_zeros(stored):
         report = job.task.check(subject, reference, original)
-        report = _with_devices(job, subject, report, original)
+        report = _with_devices(job, subject, report)
         front = front_of(graphs)
         if front is not None:
             job.reporter.stage(f"Checking in tract: {front.kind}")
@@ -130,9 +130,7 @@ def check_archives(
     return replace(report, largest_states=by_kind(reference.largest_states))
 
 
-def _with_devices(
-    job: ExportJob, subject: CheckSubject, report: ValidationReport, original: ReferenceAnswers | None
-) -> ValidationReport:
+def _with_devices(job: ExportJob, subject: CheckSubject, report: ValidationReport) -> ValidationReport:
     """Check on the devices of the export that are here as well, and say how to check on the others."""
     for device in job.options.graph.device:
         missing = absence_of(device)

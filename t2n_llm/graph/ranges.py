@@ -99,15 +99,15 @@ class RangeRequest:
 
         outputs = dict(zip(captured.output_names, captured.outputs, strict=True)) if keep_outputs else {}
         run = measured(captured, inputs, stored, [variable.name for variable in outputs.values()])
-        self._tell_of_unknown(captured, run.largest)
+        self._warn_of_unmeasured(captured, run.largest)
         rescaling = fitted(captured, run.largest, islands=self.f32_regions)
-        self._tell(rescaling.groups)
+        self._report(rescaling.groups)
         ranges = Ranges(len(self.tokens), _by_module(captured, run.largest), rescaling.groups)
         kept = {name: run.values[made.name] for name, made in outputs.items() if made.name in run.values}
         return replace(graph, captured=rescaling.graph, factors=rescaling.factors, ranges=ranges), kept
 
-    def _tell_of_unknown(self, captured: TorchModuleIRGraph, largest: Mapping[str, float]) -> None:
-        """Tell of what was not measured: operators that PyTorch cannot run alone, and what depends on them."""
+    def _warn_of_unmeasured(self, captured: TorchModuleIRGraph, largest: Mapping[str, float]) -> None:
+        """Warn of operators that were not measured: PyTorch cannot run them alone, or they depend on one."""
         unknown = [op for op in captured.ops if any(each.name not in largest for each in float_results(op))]
         if unknown:
             self.reporter.warn(
@@ -115,7 +115,7 @@ class RangeRequest:
                 f"{unknown[0].module_path or 'the root'} on: whether f16 holds them is not known."
             )
 
-    def _tell(self, groups: Sequence[ScaleGroup]) -> None:
+    def _report(self, groups: Sequence[ScaleGroup]) -> None:
         """Say what was done, and what has little room left; refuse what neither fits nor may be f32."""
         islands = [group for group in groups if group.in_f32]
         unfit = next((each for each in groups if each.overflows and not each.exponent and not each.in_f32), None)
