@@ -29,7 +29,7 @@ from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fu
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.naming import identifier, name_results
 from generic_export.torch_graph.precision.bfloat16 import without_bfloat16
-from generic_export.torchscript.fallback import ITSELF, stands
+from generic_export.torchscript.fallback import ITSELF, capture_fallbacks
 from generic_export.torchscript.tracer import plain_modules
 from generic_export.translate.modules import translated_modules
 from generic_export.translate.registry import is_translated
@@ -105,7 +105,7 @@ class ModuleCall:
         return {name.removeprefix(self.strip_prefix): tensor for name, tensor in named.items()}
 
 
-def captured(
+def capture_with_fallback(
     call: ModuleCall, target: InferenceTarget, read: Callable[[TorchModuleTracer], Read], *, torchscript: bool = True
 ) -> tuple[Read, ModuleCall, str]:
     """Capture a module, or what may stand for it where torch.export refuses it.
@@ -138,21 +138,21 @@ def _captured_otherwise(
     refused: ModuleCall, target: InferenceTarget, read: Callable[[TorchModuleTracer], Read], error: NotCapturableError
 ) -> tuple[Read, ModuleCall, str]:
     attempts = [*error.attempts] or [CaptureAttempt("torch.export", error.message)]
-    found = stands(
+    found = capture_fallbacks(
         refused.model, refused.args, refused.kwargs, target.dynamic_axes, refused.input_names, attempts.append
     )
     try:
-        for stand in found:
-            inputs, outputs = refused.input_names or stand.input_names, refused.output_names or stand.output_names
+        for fallback in found:
+            inputs, outputs = refused.input_names or fallback.input_names, refused.output_names or fallback.output_names
             prefix, conditional = refused.strip_prefix, refused.conditional
-            other = ModuleCall(stand.module, stand.args, stand.kwargs, inputs, outputs, prefix, conditional)
+            other = ModuleCall(fallback.module, fallback.args, fallback.kwargs, inputs, outputs, prefix, conditional)
             try:
-                with unread_parameters(other.model), stand.during():
+                with unread_parameters(other.model), fallback.during():
                     result = read(other.tracer(target))
             except CaptureError as refusal:
-                attempts.append(CaptureAttempt(stand.how, refusal.message))
+                attempts.append(CaptureAttempt(fallback.how, refusal.message))
                 continue
-            return result, other, f"{error.message} It was captured through {stand.how}. {stand.caution}".strip()
+            return result, other, f"{error.message} It was captured through {fallback.how}. {fallback.caution}".strip()
     except SpecializedAxisError as frozen:
         if frozen.message != attempts[-1].met:
             attempts.append(CaptureAttempt("torch.export with numbers of the example", frozen.message))
@@ -191,10 +191,10 @@ def capture(
         model, args, input_names, output_names, kwargs, strip_prefix: see `ModuleCall`.
         target: gives the dynamic axes and its own rewrites.
         fusions: recognisers beside the standard ones.
-        torchscript: see `captured`.
+        torchscript: see `capture_with_fallback`.
 
     Raises:
-        CaptureError: see `captured`.
+        CaptureError: see `capture_with_fallback`.
     """
     call = ModuleCall(model, args, dict(kwargs or {}), input_names, output_names, strip_prefix)
     return _graph(call, target, fusions, torchscript=torchscript)[0]
@@ -207,7 +207,7 @@ def _graph(
         graph = apply_fusions(without_bfloat16(tracer.trace()), (fold_numbers, *STANDARD_FUSIONS, *fusions))
         return name_results(target.post_capture(graph))
 
-    found = captured(call, target, read, torchscript=torchscript)
+    found = capture_with_fallback(call, target, read, torchscript=torchscript)
     if found[2]:
         warnings.warn(found[2], stacklevel=6)
     return found
@@ -263,10 +263,10 @@ def prepare(
     """Capture a module as `export_model_to_nnef` does; see there for the arguments and what is raised.
 
     ScriptModules are interpreted; `fusions` are recognisers beside the standard ones, `strip_prefix` and `torchscript` as in
-    `ModuleCall` and `captured`.
+    `ModuleCall` and `capture_with_fallback`.
     """
     keywords = dict(kwargs or {})
-    with capturable(model, args, keywords, target, auto_harden_jit=auto_harden_jit) as plain:
+    with prepared_module(model, args, keywords, target, auto_harden_jit=auto_harden_jit) as plain:
         call = ModuleCall(plain, args, keywords, input_names, output_names, strip_prefix, conditional=True)
         graph, taken, detour = _graph(call, target, fusions, torchscript=torchscript)
         graph = _with_distinct_names(graph, allow_same=allow_same_io_names)
@@ -275,7 +275,7 @@ def prepare(
 
 
 @contextmanager
-def capturable(
+def prepared_module(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -363,10 +363,10 @@ __all__ = [
     "ModuleCall",
     "Prepared",
     "as_stored",
-    "capturable",
     "capture",
-    "captured",
+    "capture_with_fallback",
     "class_name",
     "evaluation_mode",
     "prepare",
+    "prepared_module",
 ]

@@ -41,10 +41,7 @@ from torch.fx.experimental import _config as fx_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import (
-    GuardOnDataDependentSymNode,
-    ShapeEnv,
-)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 # The trees that torch.export flattens arguments with.
 from torch.utils import _pytree as pytree

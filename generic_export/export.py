@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from torch.export import ExportedProgram
 from generic_export.assertions import Assertion, enforced, held, parse_extensions, warn_of_conditions
 from generic_export.capture import Prepared, class_name, evaluation_mode, prepare
 from generic_export.compare.other_sizes import Elsewhere, compare_elsewhere, elsewhere, sizes_beside
-from generic_export.debug.archive.debug_bundle import bundled_failure, write_failing_case
 from generic_export.documents import module_classes, producer_properties, translate_graph, with_tensors
 from generic_export.errors import (
     CaptureError,
@@ -264,7 +263,9 @@ def _write(prepared: Prepared, document: NnefGraph, target: InferenceTarget, how
 
         def failing(prepared: Prepared, run: ExampleRun | None) -> AbstractContextManager[None]:
             if run is None or how.bundle is None or not isinstance(target, TractNNEF):
-                return bundled_failure(None)
+                return nullcontext()
+            from generic_export.debug.archive.debug_bundle import bundled_failure, write_failing_case
+
             return bundled_failure(partial(write_failing_case, how.bundle, archive, run, prepared, forms.flat, target))
 
         begun = time.perf_counter()

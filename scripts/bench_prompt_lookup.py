@@ -18,7 +18,7 @@ from statistics import median
 
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.prompt_lookup import lookup_answer, opened_rewindable, require_logits
-from t2n_llm.runtime.sampling.wishes import Sampling
+from t2n_llm.runtime.sampling.options import Sampling
 
 CODE = """def read_rows(path, separator):
     rows = []

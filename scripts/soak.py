@@ -170,7 +170,7 @@ def generate_for_ever(export: Path, disk: Path | None, connection: Connection) -
     """In a process of its own: open the model and ask it, for each fault that is named, until None is."""
     from generic_export.errors import T2NError
     from t2n_llm.runtime.generate import ExportedModel
-    from t2n_llm.runtime.sampling.wishes import Sampling
+    from t2n_llm.runtime.sampling.options import Sampling
 
     for fault in iter(connection.recv, None):
         answer = ""

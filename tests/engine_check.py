@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from generic_export import TractNNEF, export_model_to_nnef
+from generic_export import DynamicSize, TractNNEF, export_model_to_nnef
 from generic_export.inference_target.example import as_array
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 
@@ -33,7 +33,7 @@ def check(
     model: nn.Module | Callable[..., Any],
     args: Arguments,
     *other_args: Arguments,
-    dynamic_axes: dict[str, dict[int, str]] | None = None,
+    dynamic_axes: Mapping[str, Mapping[int, str | DynamicSize]] | None = None,
     rtol: float = 1e-5,
     atol: float = 1e-5,
     target: TractNNEF | None = None,

@@ -28,17 +28,16 @@ FORBIDDEN = {
 ORDER = {
     "generic_export": """
         .
-        debug/report/reproduction
+        debug/reproduction/piece_script
         diagnose
         diagnose/piece_by_piece
         debug/piece_by_piece
         debug
-        debug/report
+        debug/report debug/reproduction
         debug/attempt
         debug/record
         debug/diagnosis
         debug/records
-        debug/plain_data
         detection
         remodel
         export
@@ -47,6 +46,7 @@ ORDER = {
         inference_target
         inference_target/tract
         debug/archive
+        debug/privacy debug/reproduction/archive_script
         capture compare/other_sizes documents module_forms half_weights tested_versions
         inference_target/tract/engine_target
         inference_target/tract/engines
@@ -68,7 +68,7 @@ ORDER = {
         weights
         pages
         child_pipes
-        allocator devices figures files interrupts logs processes sizes
+        allocator devices journal files interrupts logs processes sizes
         compare
         compat earlier_paths errors
     """,

@@ -28,9 +28,8 @@ from generic_export.inference_target.example import ExampleRun, call_example
 from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.torch_graph.dims import Dim, evaluate_dim
 from generic_export.torch_graph.ir import TorchModuleIRGraph, TorchOp, is_dim
-from generic_export.torch_graph.nested import FlatCall
+from generic_export.torch_graph.nested import FlatCall, resize_example
 from generic_export.torch_graph.request import DynamicAxes, size_near, symbol_name
-from generic_export.torch_graph.sizes.other_sizes import repeated
 from generic_export.torch_graph.sizes.proofs import computed
 from generic_export.torch_graph.sizes.relations import Relation
 
@@ -224,7 +223,7 @@ def _at(dim: Dim, sizes: Sizes, size: int) -> int:
 
 def _of_shape(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return a tensor with another one's values, repeated; floats that vary are moved a little, so that rows are no ties."""
-    found = repeated(tensor, shape)
+    found = resize_example(tensor, shape)
     if list(tensor.shape) == list(shape) or not tensor.is_floating_point() or tensor.numel() <= _FEW_VALUES:
         return found
     if not bool(tensor.isfinite().all()) or len(tensor.unique()) <= _FEW_VALUES:  # a mask

@@ -18,14 +18,13 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 import generic_export.ops  # noqa: F401 - registers every translation
-from generic_export.capture import ModuleCall, capturable, captured, evaluation_mode
+from generic_export.capture import ModuleCall, capture_with_fallback, evaluation_mode, prepared_module
 from generic_export.compat import COMPOSITE, HigherOrderOperator, OpOverload
 from generic_export.errors import T2NError
 from generic_export.inference_target.base import InferenceTarget
-from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.capture.conversion import Conversion
 from generic_export.torch_graph.capture.tracer import TorchModuleTracer
-from generic_export.torch_graph.decompose.decomposition import decomposed
+from generic_export.torch_graph.decompose.decomposition import SCALAR_TYPES, decomposed, is_annotation
 from generic_export.torch_graph.decompose.patches import capture_patches
 from generic_export.torch_graph.decompose.rewrites import REWRITES
 from generic_export.torch_graph.fusion import STANDARD_FUSIONS, Fusion, apply_fusions
@@ -145,7 +144,7 @@ def module_coverage(
         CaptureError, OptionError: as an export.
     """
     keywords = dict(kwargs or {})
-    prepared = capturable(model, args, keywords, target, auto_harden_jit=auto_harden_jit)
+    prepared = prepared_module(model, args, keywords, target, auto_harden_jit=auto_harden_jit)
     with evaluation_mode(model), prepared as plain:
         return covered(ModuleCall(plain, args, keywords, input_names), target, fusions)
 
@@ -158,13 +157,13 @@ def covered(
     *,
     torchscript: bool = True,
 ) -> ModuleCoverage:
-    """Say the same of a module without scripts in it; the arguments are those of `captured` and `captured_coverage`.
+    """Say the same of a module without scripts in it; the arguments are those of `capture_with_fallback` and `captured_coverage`.
 
     Raises:
-        CaptureError, OptionError: see `captured`.
+        CaptureError, OptionError: see `capture_with_fallback`.
     """
     read = partial(captured_coverage, fusions=fusions, weigh=weigh)
-    found, _, detour = captured(call, target, read, torchscript=torchscript)
+    found, _, detour = capture_with_fallback(call, target, read, torchscript=torchscript)
     return replace(found, detour=detour)
 
 

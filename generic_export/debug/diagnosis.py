@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from generic_export.debug.plain_data import built, plain
-from generic_export.debug.records import AxisReport, Outcome, Piece, Stage, Verdict, reached
+from generic_export.debug.records import AxisReport, Outcome, Piece, Stage, Verdict, built, plain, reached
 from generic_export.errors import ArchiveError, T2NError
 from generic_export.files import write_whole
 

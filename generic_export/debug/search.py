@@ -22,7 +22,7 @@ from torch import nn
 from generic_export.capture import capture
 from generic_export.compare.comparison import MeasuredTolerance
 from generic_export.debug.attempt.attempt import Attempt, AttemptOptions
-from generic_export.debug.attempt.kept_verdicts import KeptVerdicts, fingerprint
+from generic_export.debug.attempt.verdict_cache import VerdictCache, fingerprint
 from generic_export.debug.attempt.worker import Limits, Worker, wait_for_news
 from generic_export.debug.diagnosis import Diagnosis
 from generic_export.debug.record.axes import Overrides, Symbols, infer_axes
@@ -30,7 +30,7 @@ from generic_export.debug.record.observe import InputSet, completed, record
 from generic_export.debug.record.pieces import Case, cases_of, class_lines
 from generic_export.debug.record.recording import Recording
 from generic_export.debug.records import AxisReport, ErrorRecord, Outcome, Piece, Stage, Verdict, reached
-from generic_export.debug.report.repro import Context, write_reproductions
+from generic_export.debug.reproduction.piece import Context, write_reproductions
 from generic_export.documents import producer_version
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.target import TractNNEF
@@ -154,7 +154,7 @@ def diagnose(
             materialise_bytes=limits.memory_bytes // 8,
         )
         plan = _Plan(options, strategy, depth, limits, jobs, progress or (lambda _: None))
-        search = _Search(cases, plan, KeptVerdicts(folder, resume=resume), recording, symbols, axes)
+        search = _Search(cases, plan, VerdictCache(folder, resume=resume), recording, symbols, axes)
         search.run(only)
     _, report = infer_axes(recording, axes)
     diagnosis = search.diagnosis(report, time.perf_counter() - began)
@@ -183,7 +183,7 @@ class _Search:
 
     cases: list[Case]
     plan: _Plan
-    journal: KeptVerdicts
+    journal: VerdictCache
     recording: Recording
     symbols: Symbols
     axes: Overrides | None

@@ -6,23 +6,8 @@ from generic_export.debug.diagnosis import Culprit, Diagnosis, DiagnosisError, d
 from generic_export.debug.record.axes import infer_axes
 from generic_export.debug.record.observe import observe, record
 from generic_export.debug.record.recording import Call, ObservationError, Recording
-from generic_export.debug.record.state import (
-    StateAdapter,
-    UnknownStateError,
-    register_state_adapter,
-    state_adapters,
-)
-from generic_export.debug.records import (
-    Axis,
-    AxisReport,
-    ErrorRecord,
-    Leaf,
-    LeafKind,
-    Outcome,
-    Piece,
-    Stage,
-    Verdict,
-)
+from generic_export.debug.record.state import StateAdapter, UnknownStateError, register_state_adapter, state_adapters
+from generic_export.debug.records import Axis, AxisReport, ErrorRecord, Leaf, LeafKind, Outcome, Piece, Stage, Verdict
 from generic_export.debug.search import Progress, diagnose
 from generic_export.diagnose.piece_by_piece import (
     CustomOpStrategy,

@@ -110,7 +110,7 @@ def _result_shape(query: Value, key: Value, value: Value, mask: Value | None, *,
 
 
 class _Heads:
-    """Folds any number of leading axes into the two, batch and heads, that tract's operator has."""
+    """DivisibleAxes any number of leading axes into the two, batch and heads, that tract's operator has."""
 
     def __init__(self, b: NnefBuilder, batch: Shape, *, grouped: bool) -> None:
         self._b = b

@@ -14,7 +14,16 @@ from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, DimLiteral
 from generic_export.ops.shape import axis_of, volume
 from generic_export.ops.variants import variant
-from generic_export.torch_graph.dims import Dim, Shape, dim_text, floor_div, same_dim, simplify_dim, smaller_dim
+from generic_export.torch_graph.dims import (
+    Dim,
+    Shape,
+    dim_text,
+    expand_dim,
+    floor_div,
+    same_dim,
+    simplify_dim,
+    smaller_dim,
+)
 from generic_export.torch_graph.sizes.proofs import never_negative
 from generic_export.translate.builder import NnefBuilder, Scalar, Value, broadcast_shape, tract_dtype
 from generic_export.translate.complex_layout import COMPONENT_DTYPES, as_complex
@@ -68,10 +77,17 @@ def slice_tensor(
         begin = within(begin, size)
         if step != 1:
             return _strided(b, self, axis, begin, length, step)
-        stop = simplify_dim(sympy.sympify(begin) + sympy.sympify(length))
+        stop = _ending(begin, length)
     if step != 1 and (_was_reshaped(b, self, axis) or _is_a_cut(b, self, axis)):
         return _strided(b, self, axis, begin, length, step)
+    if step == 1 and isinstance(stop, sympy.Expr):
+        stop = _ending(begin, length)
     return b.slice(self, axis, begin, stop, step)
+
+
+def _ending(begin: Dim, length: Dim) -> Dim:
+    """Return where a cut ends, as a sum in which tract finds its length again: it subtracts where the cut begins."""
+    return expand_dim(sympy.sympify(begin) + sympy.sympify(length))
 
 
 def _strided(b: NnefBuilder, value: Value, axis: int, begin: Dim, length: Dim, step: int) -> Value:
@@ -137,7 +153,7 @@ def narrow(b: NnefBuilder, self: Value, dim: int, start: Dim, length: Dim) -> Va
     axis = axis_of(dim, self.rank)
     begin = _bound(start, self.shape[axis], 0)
     (length,) = {shape[axis] for shape in b.result_shapes}  # PyTorch's own, which may be `max(T - 2, 0)`
-    return b.slice(self, axis, begin, simplify_dim(sympy.sympify(begin) + sympy.sympify(length)))
+    return b.slice(self, axis, begin, _ending(begin, length))
 
 
 def gather_elements(b: NnefBuilder, value: Value, indices: Value, axis: int) -> Value:

@@ -10,7 +10,7 @@ from functools import cache
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from generic_export.figures import seconds_text, size_text
+from generic_export.sizes import seconds_text, size_text
 
 
 def render(package: str, template: str, **content: object) -> str:

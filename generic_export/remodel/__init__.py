@@ -3,8 +3,15 @@
 In: modules with example arguments (`Subgraph`), and a plan in Python, YAML or JSON. Out: archives with exactly that interface.
 """
 
-from generic_export.remodel.adapter import BoundaryAdapter, full_arguments
-from generic_export.remodel.export import Remodelled, export_one, export_remodelled, plan_of_archive, remodel
+from generic_export.remodel.export import (
+    BoundaryAdapter,
+    Remodelled,
+    export_one,
+    export_remodelled,
+    full_arguments,
+    plan_of_archive,
+    remodel,
+)
 from generic_export.remodel.plan import (
     BindConstant,
     BindSize,

@@ -10,8 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 from torch.export import Dim
 
 from generic_export.errors import OptionError
@@ -19,17 +21,20 @@ from generic_export.export import export_model_to_nnef
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.read.contents import read_contents
 from generic_export.read.outline import read_outline
-from generic_export.remodel.adapter import BoundaryAdapter
 from generic_export.remodel.boundary import Boundary
 from generic_export.remodel.plan import RemodelPlan, SubgraphPlan
 from generic_export.remodel.plan_file import parse_plan, plan_dict
 from generic_export.remodel.resolve import require_known, resolve
 from generic_export.remodel.stages import BoundaryStages
 from generic_export.remodel.subgraph import Subgraph
+from generic_export.torch_graph.methods import SharedState, inner_of
+from generic_export.torch_graph.nested import named_outputs
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, DynamicSize
 
 PLAN_PROPERTY = "remodel_plan"
 MODULE_PROPERTY = "remodelled_module"
+
+_BOUNDARY = "_t2n_boundary"
 
 
 @dataclass(frozen=True)
@@ -188,3 +193,46 @@ def _require_file_names(subgraphs: Sequence[Subgraph]) -> None:
             raise OptionError(f"sub-graph name {name!r} is no file name.", "Use letters, digits, -, _ and dots.")
         if names.count(name) > 1:
             raise OptionError(f"two sub-graphs are called {name!r}.", "Give each its own name.")
+
+
+# `BoundaryAdapter`: a module that takes and gives what a plan says, around one that stays as it is.
+# In: a module and its `Boundary`. Out: a module to export; parameters bear the names that they have in the inner one.
+class BoundaryAdapter(SharedState):
+    """A module with another boundary.
+
+    Args:
+        inner: the module; it is called as it is, hooks included, and not modified.
+        boundary: what its inputs and outputs become.
+
+    Raises:
+        OptionError: it is a ScriptModule, which keeps its state out of reach.
+    """
+
+    def __init__(self, inner: nn.Module, boundary: Boundary) -> None:
+        if isinstance(inner, torch.jit.ScriptModule):
+            raise OptionError(
+                f"sub-graph {boundary.name!r} is a ScriptModule, whose boundary cannot be changed from outside.",
+                "Wrap it in an nn.Module that calls it.",
+            )
+        super().__init__(inner)
+        object.__setattr__(self, _BOUNDARY, boundary)  # past nn.Module; under a name that no child has
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Call the inner module.
+
+        Args:
+            inputs: the archive's inputs, in order.
+        Returns:
+            The archive's outputs, in order.
+        """
+        boundary: Boundary = self.__dict__[_BOUNDARY]
+        args, kwargs = full_arguments(boundary, *inputs)
+        outputs = named_outputs(inner_of(self)(*args, **kwargs))[1]
+        axes = [boundary.outputs[position].collapsed for position in boundary.kept]
+        kept = [outputs[position] for position in boundary.kept]
+        return tuple(tensor.squeeze(gone) if gone else tensor for tensor, gone in zip(kept, axes, strict=True))
+
+
+def full_arguments(boundary: Boundary, *inputs: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments that the inner module is called with for these inputs of the archive."""
+    return boundary.side.call.arguments(boundary.side.inner(inputs))

@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 import sympy
 
-from generic_export.compat import REMAINDERS, torch_sympy
+from generic_export.compat import EXTREMA, REMAINDERS, torch_sympy
 from generic_export.errors import DimensionError, OptionError
+from generic_export.torch_graph.sizes.pieces import in_pieces
 from generic_export.torch_graph.sizes.proofs import (
     is_zero,
     never_negative,
@@ -52,12 +53,20 @@ def symbols_of(dim: Dim) -> tuple[str, ...]:
     return () if isinstance(dim, int) else tuple(sorted(map(str, dim.free_symbols)))
 
 
-def simplify_dim(dim: Dim) -> Dim:
+def expand_dim(dim: Dim) -> Dim:
     """Return `dim` as an `int` when it is one, else as an expanded sympy expression."""
     if isinstance(dim, int):
         return dim
     expanded = sympy.expand(dim)
     return int(expanded) if expanded.is_Integer else expanded
+
+
+def simplify_dim(dim: Dim) -> Dim:
+    """Return `dim` expanded, with as few extrema as is known."""
+    expanded = expand_dim(dim)
+    if isinstance(expanded, int) or not expanded.has(*EXTREMA):
+        return expanded
+    return expand_dim(without_needless_extrema(in_pieces(expanded)))
 
 
 def floor_div(dividend: Dim, divisor: int) -> Dim:
@@ -79,7 +88,7 @@ def plain_size(expr: sympy.Expr, least: Mapping[sympy.Symbol, int] | None = None
 
     `least` is the smallest value of symbols, where that is not 0.
     """
-    return without_needless_extrema(without_symbolic_divisors(_without_floats(expr)), least)
+    return without_needless_extrema(in_pieces(without_symbolic_divisors(_without_floats(expr))), least)
 
 
 def _without_floats(expr: sympy.Expr) -> sympy.Expr:
@@ -126,10 +135,7 @@ def _same_expressions(left: sympy.Expr, right: sympy.Expr) -> bool:
     proved = is_zero(difference)
     if proved is not None:
         return proved
-    if difference.has(*_EXTREMA):
-        for function, sign in _EXTREMA.items():
-            difference = difference.replace(function, lambda *terms, s=sign: _as_excess(terms, s))
-        difference = sympy.expand(difference)
+    difference = sympy.expand(in_pieces(difference))
     if difference.has(torch_sympy.FloorDiv):
         difference = sympy.expand(difference.replace(torch_sympy.FloorDiv, _reduced_floor_div))
     return bool(difference == 0) or bool(sympy.simplify(difference) == 0)
@@ -137,21 +143,6 @@ def _same_expressions(left: sympy.Expr, right: sympy.Expr) -> bool:
 
 # A size for each symbol, in their alphabetical order.
 _TRIAL_SIZES = ((101, 67, 43, 29, 19, 11), (240, 360, 120, 720, 840, 60))
-
-
-_EXTREMA = {torch_sympy.Max: 1, sympy.Max: 1, torch_sympy.Min: -1, sympy.Min: -1}
-
-
-def _as_excess(terms: Sequence[sympy.Expr], sign: int) -> sympy.Expr:
-    """Return the larger (1) or smaller (-1) of sizes in one form: min(S, 4) becomes S - max(S - 4, 0)."""
-    first, *others = terms
-    for other in others:
-        above = sympy.expand(sign * (first - other))
-        base = other
-        if above.could_extract_minus_sign():
-            above, base = -above, first
-        first = base + sign * sympy.Max(0, above, evaluate=False)
-    return first
 
 
 def _reduced_floor_div(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
@@ -193,8 +184,8 @@ def dim_text(dim: Dim) -> str:
     Raises:
         DimensionError: the expression uses a function that tract has no form for.
     """
-    simplified = simplify_dim(dim)
-    return str(simplified) if isinstance(simplified, int) else _print(_without_negative_dividends(simplified))
+    expanded = expand_dim(dim)
+    return str(expanded) if isinstance(expanded, int) else _print(_without_negative_dividends(expanded))
 
 
 def _print(expr: sympy.Expr) -> str:

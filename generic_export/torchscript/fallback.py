@@ -19,9 +19,8 @@ from torch import nn
 from generic_export.compat import TracerWarning
 from generic_export.errors import CaptureAttempt, CaptureError, SpecializedAxisError, described
 from generic_export.torch_graph.capture.example_numbers import example_numbers
-from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, signature_of
+from generic_export.torch_graph.nested import FlatCall, flat_forward, named_outputs, resize_example, signature_of
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
-from generic_export.torch_graph.sizes.other_sizes import repeated
 from generic_export.torch_graph.state import buffers_kept, state_kept
 from generic_export.torchscript.module import interpreted
 
@@ -39,7 +38,7 @@ _OTHER_SIZES: tuple[_Resized, ...] = (
 
 
 @dataclass(frozen=True)
-class Stand:
+class CaptureFallback:
     """What is captured instead of a module, and how.
 
     Attributes:
@@ -69,14 +68,14 @@ class Around(nn.Module):
         raise NotImplementedError
 
 
-def stands(
+def capture_fallbacks(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dynamic_axes: DynamicAxes,
     input_names: Sequence[str] | None = None,
     note: Callable[[CaptureAttempt], None] = lambda attempt: None,
-) -> Iterator[Stand]:
+) -> Iterator[CaptureFallback]:
     """Yield what may be captured instead of a module, best first: its script, which keeps every decision, then its trace.
 
     Args:
@@ -101,7 +100,7 @@ def stands(
             return
     scripted = model.scripted() if isinstance(model, Around) else _script_called_so(model, args, kwargs, note)
     if scripted is not None:
-        yield Stand(SCRIPT, scripted, call.tensors, call.names, names)
+        yield CaptureFallback(SCRIPT, scripted, call.tensors, call.names, names)
     traced, lines = _traced(model, call, note)
     if traced is None:
         return
@@ -116,9 +115,9 @@ def stands(
         numbers = example_numbers(model, call, inputs, dynamic_axes)
         if numbers is not None:
             how = "torch.export with numbers that it reads from tensors taken from the example"
-            yield Stand(how, model, tuple(args), call.names, names, numbers.caution, kwargs, numbers.given)
+            yield CaptureFallback(how, model, tuple(args), call.names, names, numbers.caution, kwargs, numbers.given)
         raise frozen
-    yield Stand(TRACE, interpreted(traced), call.tensors, call.names, names, _caution(lines))
+    yield CaptureFallback(TRACE, interpreted(traced), call.tensors, call.names, names, _caution(lines))
 
 
 def _script_called_so(
@@ -234,7 +233,7 @@ def _frozen_by_trace(model: nn.Module, dynamic_axes: DynamicAxes, reason: str) -
 
 def _at_sizes(tensor: torch.Tensor, axes: Mapping[int, AxisSymbol], resized: _Resized) -> torch.Tensor:
     sizes = enumerate(tensor.shape)
-    return repeated(
+    return resize_example(
         tensor, [size_near(axes[axis], max(resized(max(size, 1)), 1)) if axis in axes else size for axis, size in sizes]
     )
 
@@ -255,4 +254,4 @@ def _alike(expected: torch.Tensor, answered: torch.Tensor) -> bool:
     return torch.allclose(expected, answered, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-__all__ = ["ITSELF", "Around", "Stand", "script_of", "stands"]
+__all__ = ["ITSELF", "Around", "CaptureFallback", "capture_fallbacks", "script_of"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from generic_export.errors import RegistrationError, UnsupportedOperatorError
-from generic_export.torch_graph.capture.units import module_of, state_names
+from generic_export.torch_graph.capture.leaf_modules import module_of, state_names
 from generic_export.torch_graph.dims import Dim
 from generic_export.translate.builder import NnefBuilder
 from generic_export.translate.registry import translates

@@ -14,7 +14,7 @@ import torch
 
 from generic_export.errors import GraphError
 from generic_export.nnef.graph import Argument, ArrayLiteral, Block, DimLiteral, TupleLiteral
-from generic_export.torch_graph.dims import Dim, Shape, dim_text, same_dim, simplify_dim, symbols_of
+from generic_export.torch_graph.dims import Dim, Shape, dim_text, expand_dim, same_dim, symbols_of
 from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 
 Scalar = float | int | bool
@@ -95,9 +95,9 @@ def ints(values: Sequence[int]) -> ArrayLiteral:
 
 
 def shape_argument(shape: Sequence[Dim]) -> ArrayLiteral:
-    """Return a shape as an array literal of dimension expressions."""
-    simplified = (simplify_dim(dim) for dim in shape)
-    return ArrayLiteral(tuple(dim if isinstance(dim, int) else DimLiteral(dim_text(dim)) for dim in simplified))
+    """Return a shape as an array literal of dimension expressions, as they are: tract compares how sizes are written."""
+    expanded = (expand_dim(dim) for dim in shape)
+    return ArrayLiteral(tuple(dim if isinstance(dim, int) else DimLiteral(dim_text(dim)) for dim in expanded))
 
 
 def broadcast_shape(left: Sequence[Dim], right: Sequence[Dim]) -> Shape:

@@ -20,25 +20,19 @@ from typing import Any
 from generic_export.errors import ArchiveError, DiskFullError
 from generic_export.files import is_disk_full, sync_folder
 from generic_export.interrupts import raise_if_interrupted
-from generic_export.write.crew import Crew
 from generic_export.write.direct_file import Buffer, Staging
-from generic_export.write.entry_names import add_name
 from generic_export.write.journal import EntryRecord, Journal, claim_journals, occupied_bytes
 from generic_export.write.output_path import (
     GRAPH_FILE,
     ArchiveFormat,
+    add_name,
     archive_format_of,
     check_free_space,
     check_target,
     put_in_place,
 )
-from generic_export.write.sinks import (
-    ArchiveSink,
-    DirectorySink,
-    EntryPlace,
-    TarSink,
-    TgzSink,
-)
+from generic_export.write.sinks import ArchiveSink, DirectorySink, EntryPlace, TarSink, TgzSink
+from generic_export.write.worker_threads import WorkerThreads
 
 __all__ = [
     "DEFAULT_TGZ_LEVEL",
@@ -233,7 +227,7 @@ class ArchiveWriter:
             tally.tell()
             if sink.parallel:
                 work.sort(key=lambda item: -item[0].size)  # the longest first, so that all threads end together
-                Crew().run([partial(self._complete, *item, tally) for item in work], tally.tell)
+                WorkerThreads().run([partial(self._complete, *item, tally) for item in work], tally.tell)
             else:
                 for item in work:
                     self._complete(*item, tally, None)
@@ -347,15 +341,15 @@ class ArchiveWriter:
         return self._journal, self._sink
 
     def _complete(
-        self, entry: Entry, place: EntryPlace, record: EntryRecord | None, tally: _Tally, crew: Crew | None
+        self, entry: Entry, place: EntryPlace, record: EntryRecord | None, tally: _Tally, threads: WorkerThreads | None
     ) -> None:
-        """Write one of many entries, unless an earlier writer did; in a thread of the crew, if there is one.
+        """Write one of many entries, unless an earlier writer did; in one of the threads, if there are any.
 
         Args:
             entry, place: what to write, and where.
             record: what an earlier writer noted of it.
             tally: counts the bytes.
-            crew: the threads; None in the calling thread.
+            threads: the threads; None in the calling thread.
         """
         tally.begin(entry.name)
         if record is not None and record.bytes == entry.size and place.holds(record.sha256):
@@ -363,13 +357,13 @@ class ArchiveWriter:
             if self._resume is not None:
                 self._resume.recall(entry.name, record.note)
             tally.add(entry.size)
-        elif crew is not None:
+        elif threads is not None:
 
             def written(count: int) -> None:
-                crew.check()
+                threads.check()
                 tally.add(count)
 
-            self._write(entry, place, crew.own(Staging), written)
+            self._write(entry, place, threads.own(Staging), written)
         else:
             self._staging = self._staging or Staging()
             self._write(entry, place, self._staging, tally.add_and_tell)

@@ -6,17 +6,18 @@ An owner that dies loses its lock; then another export may go on with the partia
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from generic_export.journal import append_item, read_items
 
 _ATTEMPTS = 8
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
@@ -170,7 +171,7 @@ class Journal:
         partial, owned = create_owned(target, _SUFFIX)
         journal = cls(partial, owned, identity, {})
         try:
-            journal._append({"format": _FORMAT, "identity": identity})
+            append_item(owned.descriptor, {"format": _FORMAT, "identity": identity})
         except BaseException:
             owned.remove()
             raise
@@ -179,7 +180,7 @@ class Journal:
     def record(self, name: str, entry: EntryRecord) -> None:
         """Note that an entry's bytes are written."""
         if self.identity is not None:
-            self._append({"name": name} | asdict(entry))
+            append_item(self._owned.descriptor, {"name": name} | asdict(entry))
 
     def release(self) -> None:
         """Leave partial and journal to whoever continues."""
@@ -193,11 +194,6 @@ class Journal:
         """Delete partial and journal."""
         delete(self.partial)
         self._owned.remove()
-
-    def _append(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(record).encode() + b"\n"
-        if os.write(self._owned.descriptor, line) != len(line):
-            raise OSError(28, os.strerror(28))  # ENOSPC: a journal line fits or does not
 
 
 def claim_journals(target: Path) -> Iterator[Journal]:
@@ -223,15 +219,14 @@ def _read(path: Path) -> tuple[str | None, dict[str, EntryRecord], int]:
     entries: dict[str, EntryRecord] = {}
     length = 0
     try:
-        for line in path.read_bytes().splitlines(keepends=True):
-            record: Any = json.loads(line) if line.endswith(b"\n") else None
+        for record, end in zip(*read_items(path), strict=True):
             if not length:
                 identity = str(record["identity"]) if record["format"] == _FORMAT and record["identity"] else None
             else:
                 entry = EntryRecord(int(record["bytes"]), str(record["sha256"]), record["note"])
                 entries[str(record["name"])] = entry
-            length += len(line)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            length = end
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     return identity, entries, length
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from generic_export.files import sync, sync_folder
 from generic_export.write.direct_file import OutputFile, Region, Staging
-from generic_export.write.entry_names import check_case
 from generic_export.write.gzip_stream import GzipStream
+from generic_export.write.output_path import check_case
 
 _READ_BYTES = 4 * 1024 * 1024
 _ALLOCATED_BYTES = 1024 * 1024  # files above it are allocated at once, so that they lie in one piece

@@ -23,8 +23,7 @@ from generic_export.weights.offload import OffloadStore
 from generic_export.weights.safetensors_index import UnreadableTensor
 from generic_export.weights.source import FileTensor, InMemoryTensor, TensorSource
 from generic_export.weights.values import read_tensor, values_of
-from generic_export.write.entry_names import check_case
-from generic_export.write.output_path import check_free_space
+from generic_export.write.output_path import check_case, check_free_space
 
 StorePath = str | os.PathLike[str]
 NameFilter = Callable[[str], bool]

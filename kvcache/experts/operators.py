@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from generic_export.compat import without_modes
-from generic_export.torch_graph.asides import aside
+from generic_export.torch_graph.untraced_calls import untraced_calls
 from kvcache.compat import after_experts, gated_activation
 
 # --- the operators -------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def recognised_activation(module: Any) -> Activation | None:
     Found by trying: code that subclasses override is what decides, whatever it is called.
     """
     # Values are wanted, also while shapes are being captured or a model is being recorded.
-    with without_modes(), torch.no_grad(), aside():
+    with without_modes(), torch.no_grad(), untraced_calls():
         # Wide enough that every clamp and every tail shows; its mirror image tells code that asks for the values' sign.
         wide = torch.linspace(-40.0, 40.0, 162, device="cpu").reshape(3, 54)
         apply = gated_activation(module) if module.has_gate else module.act_fn

@@ -15,9 +15,8 @@ import torch
 from generic_export.errors import WeightError
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor
-from quant.prequantized.grouped import GroupedWeight
+from quant.prequantized.grouped import GroupedWeight, unpack_words
 from quant.prequantized.tensors import Decoding, Layers
-from quant.prequantized.words import unpack_words
 
 _BITS = 4
 _FIELDS = 8

@@ -17,10 +17,9 @@ from generic_export.errors import CorruptCheckpointError, WeightError
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor, row_pieces
 from quant.prequantized.float8 import add_float8, decode_float8
-from quant.prequantized.grouped import GroupedWeight
+from quant.prequantized.grouped import WORD_BITS, GroupedWeight, check_bits, unpack_words
 from quant.prequantized.nvfp4 import add_packed_nvfp4
 from quant.prequantized.tensors import DecodedTensor, Decoding, Layers
-from quant.prequantized.words import WORD_BITS, check_bits, unpack_words
 
 _PACKED = "pack-quantized"
 _INTEGERS = ("int-quantized", "naive-quantized")

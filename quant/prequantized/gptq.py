@@ -15,9 +15,8 @@ import torch
 from generic_export.errors import WeightError
 from generic_export.weights.source import TensorSource
 from generic_export.weights.values import read_tensor
-from quant.prequantized.grouped import GroupedWeight
+from quant.prequantized.grouped import WORD_BITS, GroupedWeight, check_bits, unpack_words
 from quant.prequantized.tensors import Decoding, Layers
-from quant.prequantized.words import WORD_BITS, check_bits, unpack_words
 
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from generic_export.errors import CorruptCheckpointError
+from generic_export.errors import CorruptCheckpointError, WeightError
 from quant.blocks import GROUP, ZERO_POINT, Q4Blocks
 from quant.prequantized.tensors import DecodedTensor, ExactTensor, fits_float16, ranges
 
 _EXACT_BITS = 4
+
+WORD_BITS = 32
+SUPPORTED_BITS = (2, 4, 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,3 +103,39 @@ class GroupedWeight:
         for rows in ranges(*self.shape):
             zero = middle if zeros is None else zeros[rows][:, groups].to(torch.float32)
             yield (levels(rows).to(torch.float32) - zero) * scales[rows][:, groups].to(torch.float32)
+
+
+# Small unsigned integers in 32-bit words, as GPTQ, AWQ and compressed-tensors keep them: unpacked, whole tensors at
+# once.
+def check_bits(bits: object, format_name: str) -> int:
+    """Return the width of the integers.
+
+    Raises:
+        WeightError: it does not divide a word, or is no number.
+    """
+    if bits not in SUPPORTED_BITS:
+        raise WeightError(
+            f"{format_name}: {bits!r}-bit weights cannot be read.",
+            f"Widths of {', '.join(map(str, SUPPORTED_BITS))} bits can; else give the original checkpoint.",
+        )
+    return int(str(bits))
+
+
+def unpack_words(words: torch.Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Return the integers of packed words, the lowest bits first.
+
+    Args:
+        words: int32, any shape.
+        bits: width of one integer: 2, 4 or 8.
+        dim: axis along which consecutive integers share a word; it grows by 32 / bits.
+        order: field `i` of a word, from its lowest bits, is integer `order[i]`; None is the natural order.
+
+    Returns:
+        uint8.
+    """
+    count = WORD_BITS // bits
+    fields = [torch.empty(0)] * count
+    for place, integer in enumerate(order or range(count)):
+        fields[integer] = ((words >> (bits * place)) & ((1 << bits) - 1)).to(torch.uint8)
+    dim %= words.dim()
+    return torch.stack(fields, dim=dim + 1).flatten(dim, dim + 1)

@@ -19,8 +19,8 @@ import numpy as np
 
 from generic_export.errors import OptionError
 from t2n_llm.bench.benchmark import Samples
-from t2n_llm.bench.rivals.archive import ArchiveContender
-from t2n_llm.bench.rivals.protocol import Contender, Running
+from t2n_llm.bench.compared_engines.archive import ArchiveContender
+from t2n_llm.bench.compared_engines.protocol import Contender, Running
 from t2n_llm.graph.prefill import chunk_after
 
 PREFILLS = (64, 512, 2048)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import OptionError
-from generic_export.figures import size_text
 from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.sizes import size_text
 from t2n_llm.bench.benchmark import BenchPlan, Samples
+from t2n_llm.bench.compared_engines import compared_engine
+from t2n_llm.bench.compared_engines.archive import ArchiveContender
+from t2n_llm.bench.compared_engines.protocol import Contender, SharedModel, processors
 from t2n_llm.bench.comparison import DEPTHS, PREFILLS, ComparisonPlan, SpeedComparison, SpeedRun, compare
-from t2n_llm.bench.rivals import rival_named
-from t2n_llm.bench.rivals.archive import ArchiveContender
-from t2n_llm.bench.rivals.protocol import Contender, SharedModel, processors
 from t2n_llm.cli.bench_plot import draw_bars, figure_class, save
 from t2n_llm.cli.tables import table_of
 from t2n_llm.export.located import LocatedArchive, distinct_names
@@ -134,7 +134,7 @@ def run_comparison(
         ArchiveContender(archive, name, engine.timeout_seconds, engine.device)
         for archive, name in zip(archives, distinct_names(archives), strict=True)
     ]
-    contenders += [rival_named(text, subject) for text in against]
+    contenders += [compared_engine(text, subject) for text in against]
     vocabulary = min((archive.vocab_size or 1 for archive in archives), default=1)
     return compare(contenders, plan, vocabulary, progress)
 

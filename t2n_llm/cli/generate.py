@@ -26,7 +26,7 @@ from t2n_llm.cli.parameters import (
 )
 from t2n_llm.cli.session import open_sink, quiet_libraries
 from t2n_llm.option import Panel
-from t2n_llm.runtime.sampling.wishes import Sampling
+from t2n_llm.runtime.sampling.options import Sampling
 
 if TYPE_CHECKING:
     from t2n_llm.runtime.answering import StreamedAnswer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from generic_export.figures import size_text
+from generic_export.sizes import size_text
 from t2n_llm.cli.parameters import ArchiveArgument, JsonOption, QuietOption
 from t2n_llm.cli.session import open_sink
 from t2n_llm.cli.tables import filled_table

@@ -63,8 +63,8 @@ def serve(
         raise OptionError(f"serve needs {error.name}.", "Install it: pip install 't2n-llm[serve]'.") from error
     from t2n_llm.runtime.chat.template import ChatTemplate
     from t2n_llm.runtime.generate import ExportedModel
-    from t2n_llm.runtime.sampling.wishes import Sampling
-    from t2n_llm.runtime.serve.desk import Desk, ServerLimits
+    from t2n_llm.runtime.sampling.options import Sampling
+    from t2n_llm.runtime.serve.request_queue import RequestQueue, ServerLimits
 
     model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
     tell_not_followed(sink, model.settings, sampled=Sampling().choice(model.settings).samples, beams=False)
@@ -76,16 +76,18 @@ def serve(
     listening = _listen(host, port)
     sink.waiting(f"Loading {model.archive.name}")
     with listening, model.opened() as held:
-        desk = Desk(model, held, name or model.folder.resolve().name, limits, sanitized=sanitize_special_tokens)
+        queue = RequestQueue(
+            model, held, name or model.folder.resolve().name, limits, sanitized=sanitize_special_tokens
+        )
         config = uvicorn.Config(
-            application(desk, Admission.of(host, allowed_host or (), api_key)),
+            application(queue, Admission.of(host, allowed_host or (), api_key)),
             log_level="warning",
             timeout_graceful_shutdown=_GRACE_SECONDS,
             lifespan="off",
         )
         at = f"[{host}]" if ":" in host else host
         sink.aside(
-            f"{desk.name} at http://{at}:{listening.getsockname()[1]}/v1, for trying and for tests; Ctrl-C ends it."
+            f"{queue.name} at http://{at}:{listening.getsockname()[1]}/v1, for trying and for tests; Ctrl-C ends it."
         )
         try:
             uvicorn.Server(config).run(sockets=[listening])

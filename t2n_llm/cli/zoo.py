@@ -49,7 +49,7 @@ _SuiteOption = Annotated[
     typer.Option(
         "--suite",
         metavar="NAMES",
-        help="Modules of timm, torchvision, torchaudio (t2n-llm[zoo]), nemo (t2n-llm[nemo]); encoders.",
+        help="timm, torchvision, torchaudio (t2n-llm[zoo]), nemo, diffusers, transformers, encoders.",
     ),
 ]
 
@@ -168,8 +168,7 @@ def diff_command(
     Exit code 0: none is worse. 1: one that was right is not any more. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
-        from t2n_llm.zoo.compare import compare_runs
-        from t2n_llm.zoo.history import read_results
+        from t2n_llm.zoo.history import compare_runs, read_results
 
         changes = compare_runs(read_results([before]), read_results([after]))
     sink.record({"changes": [asdict(change) for change in changes]})

@@ -43,7 +43,7 @@ from generic_export.torch_graph.source_lines import PACKAGE, running_source
 from kvcache import explicit_operators
 from kvcache.compat import cache_keyword, cache_of
 from kvcache.operators import OperatorNames
-from t2n_llm.debug.tiny_twin import tiny_twin
+from t2n_llm.debug.tiny_model import tiny_model
 from t2n_llm.graph.capture import FUSIONS, TORCHSCRIPT, WRAPPER_ATTRIBUTE
 from t2n_llm.graph.causal_lm import causal_lm
 from t2n_llm.graph.options import GraphOptions
@@ -227,7 +227,7 @@ def _modules_coverage(
 ) -> tuple[ModuleCoverage, tuple[UncapturedModule, ...]]:
     """Run the tiny twin, then capture its modules from the outside in, each with what it received."""
     try:
-        twin = tiny_twin(config, trust_remote_code=trust_remote_code)
+        twin = tiny_model(config, trust_remote_code=trust_remote_code)
         with explicit_operators() as operators:
             model = _twin_model(twin.model, operators, trust_remote_code)
             record = record_forward(model)

@@ -25,7 +25,7 @@ from kvcache.operators import OperatorNames
 from kvcache.states.state_adapters import register_cache_adapters
 from t2n_llm.compat import choose_implementations
 from t2n_llm.debug.call_sets import ModelCalls, calls_of
-from t2n_llm.debug.tiny_twin import tiny_twin
+from t2n_llm.debug.tiny_model import tiny_model
 from t2n_llm.graph.capture import FUSIONS, TORCHSCRIPT
 from t2n_llm.graph.causal_lm import probe_states
 from t2n_llm.graph.options import DTYPES, torch_dtype
@@ -218,7 +218,7 @@ def _prepared(ref: SourceRef, options: DiagnosisOptions, operators: OperatorName
 
 
 def _tiny(config: Any, operators: OperatorNames, trust_remote_code: bool) -> tuple[nn.Module, list[str]]:
-    twin = tiny_twin(config, trust_remote_code=trust_remote_code)
+    twin = tiny_model(config, trust_remote_code=trust_remote_code)
     notes = [f"diagnosed on a tiny twin: {twin.sentence}"]
     moved = [(place, pick) for place, pick in enumerate(twin.cut.picks) if place != pick]
     if moved:

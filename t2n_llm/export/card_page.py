@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, OutputExistsError, T2NError
-from generic_export.figures import size_text
+from generic_export.sizes import size_text
 from t2n_llm.export.card import ModelCard, read_card
 from t2n_llm.export.folder import CARD_FILE, EDITED_CARD_FILE, MANIFEST_NAME, json_text, read_manifest
 from t2n_llm.tasks.names import TRIED

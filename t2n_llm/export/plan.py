@@ -22,10 +22,10 @@ import torch
 from zlib_ng import zlib_ng
 
 from generic_export.weights.source import CHUNK_BYTES
-from generic_export.write.crew import THREADS
 from generic_export.write.direct_file import STAGING_BYTES
 from generic_export.write.document import ArchivePlan
 from generic_export.write.gzip_stream import BLOCK_BYTES
+from generic_export.write.worker_threads import THREADS
 
 _PROBE_BYTES = 32 << 20
 _SAMPLE_BYTES = 8 << 20

@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 
 from generic_export.errors import EngineError
-from generic_export.figures import size_text
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.inference_target.tract.releases.install import default_cache_dir
 from generic_export.inference_target.tract.releases.wheels import wheels_dir
+from generic_export.sizes import size_text
 from generic_export.tested_versions import TORCH, TRACT, TRANSFORMERS, doubts
-from t2n_llm.bench.rivals.protocol import processors
+from t2n_llm.bench.compared_engines.protocol import processors
 
 PACKAGES = (
     *("t2n-llm", "torch", "transformers", "huggingface-hub", "safetensors", "tokenizers", "accelerate", "numpy"),

@@ -17,7 +17,7 @@ from torch import nn
 
 from generic_export.errors import OptionError, WeightError
 from generic_export.weights.values import value_pieces
-from t2n_llm.bench.rivals.gguf_file import FILE_TYPES
+from t2n_llm.bench.compared_engines.gguf_file import FILE_TYPES
 from t2n_llm.check.runner import Turn
 from t2n_llm.inspect.quality import Predict, Quality, compare_windows, torch_predict
 from t2n_llm.source.empty_model import meta_model

@@ -27,10 +27,10 @@ from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.export.manifest_form import require_said
 from t2n_llm.runtime.beams import best_text
 from t2n_llm.runtime.sampling.choice import TokenChoice
+from t2n_llm.runtime.sampling.options import Sampling
 from t2n_llm.runtime.sampling.rules import Said
 from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.runtime.sampling.text import text_pieces, until_stop
-from t2n_llm.runtime.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.media.sensed import SensedInput
 from t2n_llm.tasks.media.sound import read_waveform

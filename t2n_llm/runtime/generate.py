@@ -23,8 +23,8 @@ from t2n_llm.graph.prefill import Chunks, chunks_of
 from t2n_llm.runtime.answering import AnswerEnding, HeldTokens, Limit, StreamedAnswer
 from t2n_llm.runtime.chat.template import ChatTemplate
 from t2n_llm.runtime.sampling.choice import TokenChoice
+from t2n_llm.runtime.sampling.options import Sampling
 from t2n_llm.runtime.sampling.settings import generation_settings
-from t2n_llm.runtime.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.names import require_language_model
 

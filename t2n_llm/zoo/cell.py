@@ -15,17 +15,7 @@ from generic_export.errors import T2NError
 from generic_export.inference_target.tract.engines.wheel_process import reuse_workers
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.configs import TinyConfigError
-from t2n_llm.zoo.verdict import (
-    FAILED,
-    FULL_SIZE,
-    NOT_RUNNABLE,
-    RIGHT,
-    SUITE_COLUMNS,
-    WRONG,
-    Cell,
-    CellVerdict,
-    Check,
-)
+from t2n_llm.zoo.verdict import FAILED, FULL_SIZE, NOT_RUNNABLE, RIGHT, SUITE_COLUMNS, WRONG, Cell, CellVerdict, Check
 
 if TYPE_CHECKING:
     from generic_export.write.archive import WriteProgress

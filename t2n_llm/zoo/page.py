@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from generic_export.pages import render
 from generic_export.pages.chart import Chart, Line, line_chart
-from t2n_llm.zoo.compare import KINDS, compare_runs
 from t2n_llm.zoo.expectations import Expected, reason_of, row_for
-from t2n_llm.zoo.history import Run, Tally
+from t2n_llm.zoo.history import KINDS, Run, Tally, compare_runs
 from t2n_llm.zoo.tables import by_architecture, column_title, dtypes_of
 from t2n_llm.zoo.verdict import (
     CRASHED,

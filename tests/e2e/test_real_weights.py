@@ -25,9 +25,9 @@ from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.runtime.chat.conversation import HeldConversation
 from t2n_llm.runtime.chat.template import Message
 from t2n_llm.runtime.generate import ExportedModel
+from t2n_llm.runtime.sampling.options import Sampling
 from t2n_llm.runtime.sampling.rules import Said
 from t2n_llm.runtime.sampling.text import text_pieces
-from t2n_llm.runtime.sampling.wishes import Sampling
 from t2n_llm.source.hub import load_tokenizer
 from tests.load_script import load_script
 from tests.trained_model import REAL_MODEL

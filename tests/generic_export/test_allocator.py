@@ -12,7 +12,7 @@ import torch
 
 from generic_export import allocator
 from generic_export.allocator import Malloc, malloc_settings
-from generic_export.write.crew import Crew
+from generic_export.write.worker_threads import WorkerThreads
 
 _MIB = 1 << 20
 
@@ -96,16 +96,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return last
 
 
-def _fail(_crew: Crew) -> None:
+def _fail(_crew: WorkerThreads) -> None:
     raise RuntimeError("a task fails")
 
 
 @pytest.mark.parametrize("task", [lambda crew: crew.check(), _fail])
-def test_a_crew_leaves_malloc_and_torch_as_they_were(task: Callable[[Crew], None], calls: dict[int, int]) -> None:
+def test_a_crew_leaves_malloc_and_torch_as_they_were(
+    task: Callable[[WorkerThreads], None], calls: dict[int, int]
+) -> None:
     threads = torch.get_num_threads()
     inside: list[dict[int, int]] = []
     try:
-        Crew().run([lambda crew: inside.append(dict(calls)), task])
+        WorkerThreads().run([lambda crew: inside.append(dict(calls)), task])
     except RuntimeError:
         assert task is _fail
     assert inside == [{Malloc.ARENA_MAX: 1, Malloc.MMAP_THRESHOLD: 32 * _MIB, Malloc.TRIM_THRESHOLD: 256 * _MIB}]

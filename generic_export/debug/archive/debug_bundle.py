@@ -26,20 +26,10 @@ from torch import nn
 
 from generic_export.capture import Prepared
 from generic_export.compare.comparison import Comparison
-from generic_export.debug.archive import reproduce
-from generic_export.debug.archive.bisect import (
-    Divergence,
-    Failure,
-    Provenance,
-    first_divergence,
-    first_failure,
-)
-from generic_export.debug.archive.redaction import redacted, without_identity
-from generic_export.debug.archive.reseeding import SeededTensor, reseed
-from generic_export.debug.archive.through_onnx import (
-    SecondOpinion,
-    opinion_through_onnx,
-)
+from generic_export.debug.archive.bisect import Divergence, Failure, Provenance, first_divergence, first_failure
+from generic_export.debug.archive.through_onnx import SecondOpinion, opinion_through_onnx
+from generic_export.debug.privacy import SeededTensor, redacted, reseed, without_identity
+from generic_export.debug.reproduction import archive_script
 from generic_export.errors import (
     ArchiveError,
     EngineError,
@@ -275,7 +265,7 @@ def _write_content(content: Path, case: FailingCase, findings: _Findings) -> Non
         _save_arrays(content / "first_divergence.npz", {"tract": engine, "pytorch": torch_side})
     _write_text(content / "captured_graph.txt", graph_listing(case.translation.captured))
     _write_weights(content, findings.weights)
-    shutil.copyfile(reproduce.__file__, content / "reproduce.py")
+    shutil.copyfile(archive_script.__file__, content / "reproduce.py")
     _write_shell_line(content, case, inputs, outputs)
     report = _report(case, findings, signature.outputs)
     _write_text(content / "report.json", json.dumps(report, indent=2, default=str) + "\n")

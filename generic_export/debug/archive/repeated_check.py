@@ -16,11 +16,7 @@ from torch import nn
 
 from generic_export.capture import evaluation_mode, prepare
 from generic_export.compare.comparison import Comparison
-from generic_export.debug.archive.debug_bundle import (
-    BundleOptions,
-    bundled_failure,
-    write_failing_case,
-)
+from generic_export.debug.archive.debug_bundle import BundleOptions, bundled_failure, write_failing_case
 from generic_export.documents import translate_graph
 from generic_export.errors import OptionError, T2NError
 from generic_export.inference_target.example import ExampleRun

@@ -19,10 +19,17 @@ import torch
 from generic_export.capture import Prepared, as_stored, evaluation_mode, prepare
 from generic_export.compare.comparison import Comparison, MeasuredTolerance, ToleranceLimits
 from generic_export.debug.archive.bisect import Provenance, first_divergence, first_failure
-from generic_export.debug.archive.redaction import redacted
 from generic_export.debug.attempt.locate import error_record, model_line, operator_in, source_in
-from generic_export.debug.attempt.piece_module import PIECE, PieceModule, calls_for, compared, piece_module
-from generic_export.debug.attempt.weights import fill_with_random, random_like
+from generic_export.debug.attempt.piece_module import (
+    PIECE,
+    PieceModule,
+    calls_for,
+    compared,
+    fill_with_random,
+    piece_module,
+    random_like,
+)
+from generic_export.debug.privacy import redacted
 from generic_export.debug.record.pieces import Case
 from generic_export.debug.record.recording import RecordedCall
 from generic_export.debug.records import Outcome, Stage, Verdict

@@ -15,8 +15,8 @@ import torch
 
 from generic_export.debug.record.axes import Form
 from generic_export.errors import CaptureError
+from generic_export.torch_graph.nested import resize_example
 from generic_export.torch_graph.request import DynamicAxes
-from generic_export.torch_graph.sizes.other_sizes import repeated
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
 
@@ -93,7 +93,7 @@ class Feed:
         for part in self.parts:
             shape = [size if isinstance(size, int) else sizes[size] for size in part.sizes]
             if part.name in given and given[part.name].numel():
-                found.append(repeated(given[part.name], shape))
+                found.append(resize_example(given[part.name], shape))
             else:
                 found.append(torch.zeros(shape, dtype=part.dtype, device=device))
         return tuple(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import traceback
 
-from generic_export.debug.archive.redaction import redacted
+from generic_export.debug.privacy import redacted
 from generic_export.debug.records import ErrorRecord
 from generic_export.errors import T2NError
 from generic_export.torch_graph.ir import TorchModuleIRGraph, TorchOp

@@ -21,8 +21,8 @@ from torch import nn
 
 from generic_export.capture import as_stored
 from generic_export.compare.comparison import Comparison, MeasuredTolerance
+from generic_export.compat import buffers_of
 from generic_export.debug.attempt.graph_inputs import Feed
-from generic_export.debug.attempt.weights import in_float64
 from generic_export.debug.record.axes import Form
 from generic_export.debug.record.leaves import (
     belongs,
@@ -37,9 +37,9 @@ from generic_export.debug.record.pieces import Case
 from generic_export.debug.record.recording import RecordedCall
 from generic_export.errors import CaptureError
 from generic_export.inference_target.example import ExampleRun, as_array
-from generic_export.torch_graph.asides import is_aside
 from generic_export.torch_graph.request import DynamicAxes
 from generic_export.torch_graph.state import state_kept
+from generic_export.torch_graph.untraced_calls import is_untraced
 from generic_export.torchscript.fallback import Around, script_of
 
 logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ def _replayed(
     turns = iter(calls)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if is_aside():  # it was not recorded either
+        if is_untraced():  # it was not recorded either
             return original(*args, **kwargs)
         number, inner = next(turns)
         named = named_arguments(type(inner.module).forward, (None, *args), kwargs)[1:]
@@ -260,4 +260,42 @@ def _dtype_of(recorded: RecordedCall, reference: np.ndarray) -> str:
     return "bfloat16" if recorded_in_bf16 and reference.dtype == np.float32 else str(reference.dtype)
 
 
-__all__ = ["PIECE", "PieceModule", "calls_for", "compared", "piece_module"]
+# The numbers of a piece: made up where there are none, and widened for a second opinion on PyTorch's own rounding.
+# In: a module, which is changed (in a worker process, that is nobody else's). Out: the same module.
+@contextmanager
+def in_float64(module: nn.Module) -> Iterator[None]:
+    """Let a module compute in float64 for a block; its own tensors are put back after it."""
+    parameters = [(parameter, parameter.data) for parameter in module.parameters()]
+    buffers = [(inner, name, buffer) for inner in module.modules() for name, buffer in buffers_of(inner).items()]
+    try:
+        module.double()
+        yield
+    finally:
+        for parameter, data in parameters:
+            parameter.data = data
+        for inner, name, buffer in buffers:
+            buffers_of(inner)[name] = buffer
+
+
+def random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if tensor.is_floating_point():
+        return torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def fill_with_random(module: nn.Module) -> None:
+    """Give a module on the meta device random weights of the usual size."""
+    was_meta = {name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if tensor.is_meta}
+    values = {name: tensor for name, tensor in module.named_buffers() if not tensor.is_meta}
+    module.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if name in values:
+            tensor.copy_(values[name])
+        elif name in was_meta:
+            fan_in = tensor.shape[-1] if tensor.ndim > 1 else 1
+            fresh = torch.randn(tensor.shape, generator=generator, dtype=torch.float32) / fan_in**0.5
+            tensor.data.copy_(fresh if tensor.ndim > 1 else 1.0 + 0.1 * fresh)
+
+
+__all__ = ["PIECE", "PieceModule", "calls_for", "compared", "fill_with_random", "piece_module", "random_like"]

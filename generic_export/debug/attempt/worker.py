@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from generic_export import processes
-from generic_export.debug.archive.redaction import redacted
+from generic_export.debug.privacy import redacted
 from generic_export.debug.records import ErrorRecord, Outcome, Stage, Verdict
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.engines.engine import last_words

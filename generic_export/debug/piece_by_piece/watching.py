@@ -12,10 +12,9 @@ from unittest import mock
 
 from torch import nn
 
-from generic_export.debug.record.functions import watched_functions
 from generic_export.debug.record.observe import visible_modules
 from generic_export.debug.record.pieces import Case
-from generic_export.debug.record.recorder import Recorder
+from generic_export.debug.record.recorder import Recorder, watched_functions
 from generic_export.debug.record.recording import Recording, all_paths
 from generic_export.debug.record.store import TensorStore
 from generic_export.errors import OptionError

@@ -13,8 +13,7 @@ from torch import nn
 
 from generic_export.capture import evaluation_mode
 from generic_export.compat import is_compiled
-from generic_export.debug.record.functions import watched_functions
-from generic_export.debug.record.recorder import Recorder
+from generic_export.debug.record.recorder import Recorder, watched_functions
 from generic_export.debug.record.recording import ObservationError, RecordedCall, Recording, all_paths
 from generic_export.debug.record.store import TensorStore, checksum
 from generic_export.errors import OptionError

@@ -12,8 +12,9 @@ import os
 import sys
 import threading
 import time
+import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,7 @@ from generic_export.debug.record.recording import Call, ObservationError, Record
 from generic_export.debug.record.state import holds_tensors
 from generic_export.debug.record.store import Held, version_of
 from generic_export.debug.records import Leaf, LeafKind
-from generic_export.torch_graph.asides import is_aside
+from generic_export.torch_graph.untraced_calls import is_untraced
 
 
 @dataclass
@@ -279,7 +280,7 @@ class Recorder:
 
 def _passes_unseen() -> bool:
     """Say whether calls are no part of the model's run: its shapes are being captured, or a module is only looked at."""
-    return torch.compiler.is_compiling() or is_aside()
+    return torch.compiler.is_compiling() or is_untraced()
 
 
 def _is_changed(frame: _Frame, name: str, tensor: torch.Tensor) -> bool:
@@ -312,4 +313,57 @@ def function_source(function: Callable[..., Any]) -> str:
     return "" if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
-__all__ = ["Recorder"]
+# Free functions that a forward calls by a bare name out of its own file, recorded like modules.
+# In: modules and their recorder. Out: calls with a path `layers.0.attention:apply_rotary`. Resolved from the globals
+# of the forward; a function reached in another way (`package.helper()`, a closure) is not seen.
+class FunctionModule(nn.Module):
+    """A free function as a module without parameters."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.forward = function  # as it is: names and defaults of its parameters are wanted
+
+
+@contextmanager
+def watched_functions(
+    modules: Sequence[nn.Module], recorder: Recorder, leave_out: Collection[str] = ()
+) -> Iterator[None]:
+    """Record the functions that the forwards of some modules call, for the length of the block."""
+    with ExitStack() as stack:
+        done: set[tuple[int, str]] = set()
+        for kind in dict.fromkeys(type(module) for module in modules):
+            _watch(inspect.unwrap(kind.forward), recorder, frozenset(leave_out), stack, done)
+        yield
+
+
+def _watch(
+    caller: Any, recorder: Recorder, leave_out: frozenset[str], stack: ExitStack, done: set[tuple[int, str]]
+) -> None:
+    code, names = getattr(caller, "__code__", None), getattr(caller, "__globals__", {})
+    if code is None or str(names.get("__name__", "")).split(".")[0] == "torch":
+        return
+    for name in code.co_names:
+        function: Any = names.get(name)
+        if (id(names), name) in done or name in leave_out or not _is_own_function(function, names):
+            continue
+        done.add((id(names), name))
+        stack.callback(names.__setitem__, name, function)
+        names[name] = _watched(function, name, recorder)
+        _watch(inspect.unwrap(function), recorder, leave_out, stack, done)
+
+
+def _is_own_function(function: object, names: dict[str, Any]) -> bool:
+    return isinstance(function, types.FunctionType) and function.__module__ == names.get("__name__")
+
+
+def _watched(function: Callable[..., Any], name: str, recorder: Recorder) -> Callable[..., Any]:
+    def path() -> str | None:
+        if torch.compiler.is_compiling() or not recorder.stack or recorder.muted:
+            return None
+        return f"{recorder.stack[-1].path.partition(':')[0]}:{name}"
+
+    return recorder.watched(function, FunctionModule(function), name, path)
+
+
+__all__ = ["Recorder", "watched_functions"]

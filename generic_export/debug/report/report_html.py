@@ -6,14 +6,12 @@ In: a `Diagnosis`. Out: text of a page that needs no other file, no network and 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from generic_export.compare.comparison import Comparison
 from generic_export.debug.diagnosis import Diagnosis
 from generic_export.debug.records import Outcome, Piece, Stage, Verdict
-from generic_export.figures import seconds_text
-from generic_export.files import write_whole
 from generic_export.pages import render
+from generic_export.sizes import seconds_text
 
 # outcome -> (its look, sign for those who do not see colours)
 _LOOKS = {
@@ -63,11 +61,6 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
     )
 
 
-def write_html(diagnosis: Diagnosis, path: Path) -> Path:
-    """Write `diagnosis_html` to a file, whole or not at all."""
-    return write_whole(path, diagnosis_html(diagnosis))
-
-
 def _ended(diagnosis: Diagnosis, faults: int) -> tuple[str, str]:
     """Return how it ended: a look, and words."""
     if diagnosis.interrupted:
@@ -99,4 +92,4 @@ def _decibel(found: Comparison) -> str:
     return "exact" if math.isinf(found.snr_db) and found.snr_db > 0 else f"{found.snr_db:.0f} dB"
 
 
-__all__ = ["diagnosis_html", "write_html"]
+__all__ = ["diagnosis_html"]

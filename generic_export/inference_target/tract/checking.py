@@ -14,12 +14,7 @@ import torch
 from torch import nn
 
 from generic_export.capture import evaluation_mode
-from generic_export.compare.comparison import (
-    Comparison,
-    ToleranceLimits,
-    TractCheckTolerance,
-    tolerance_of,
-)
+from generic_export.compare.comparison import Comparison, ToleranceLimits, TractCheckTolerance, tolerance_of
 from generic_export.debug.archive.debug_bundle import BundleOptions
 from generic_export.debug.archive.repeated_check import ArchiveCheck
 from generic_export.errors import OptionError

@@ -28,12 +28,7 @@ from generic_export.inference_target.tract.engines.features import (
     features_of,
     registry_names,
 )
-from generic_export.inference_target.tract.engines.streaming import (
-    FIRST_RELEASE,
-    Streaming,
-    known_by_then,
-    open_stream,
-)
+from generic_export.inference_target.tract.engines.streaming import FIRST_RELEASE, Streaming, known_by_then, open_stream
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.inference_target.tract.releases.dialect import (
     ENDLESS_SQUARE_PRODUCTS,

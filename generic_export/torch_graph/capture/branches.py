@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,8 +21,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from generic_export.compat import REMAINDERS, over_sizes_of_inputs, shape_guards
-from generic_export.torch_graph.sizes.branch import Branch, Sizes
-from generic_export.torch_graph.sizes.proofs import computed
+from generic_export.torch_graph.sizes.proofs import Branch, Sizes, computed
 from generic_export.torch_graph.source_lines import source_of_guard
 
 aten = torch.ops.aten
@@ -46,11 +45,13 @@ class OneWay:
         program: as captured.
         branches: those conditions that fail at some of the sizes.
         names: the user's symbols for PyTorch's; those of one name are one size.
+        kept: conditions that the engine is held to: other sizes are not looked at.
     """
 
     program: ExportedProgram
     branches: tuple[Branch, ...]
     names: Mapping[sympy.Symbol, sympy.Expr]
+    kept: tuple[Branch, ...] = ()
 
     @staticmethod
     def of(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) -> OneWay:
@@ -74,6 +75,19 @@ class OneWay:
         """Say whether the module goes this way at all branches."""
         return all(branch.holds(sizes) for branch in self.branches)
 
+    def named(self, branch: Branch) -> sympy.Basic:
+        """Return a condition over the user's symbols."""
+        return branch.condition.xreplace(dict(self.names))
+
+    def only(self, branches: Sequence[Branch]) -> OneWay:
+        """Return the same way as one of some of its branches; the others are kept."""
+        return replace(
+            self, branches=tuple(branches), kept=tuple(each for each in self.branches if each not in branches)
+        )
+
+    def _allows(self, sizes: Sizes) -> bool:
+        return all(branch.holds(sizes) for branch in self.kept)
+
     @property
     def fills_up(self) -> bool:
         """Whether it is the way of sizes that are no multiple of a number, at every branch."""
@@ -85,15 +99,16 @@ class OneWay:
         )
 
     def shapes_of_another_way(self, example: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        """Return shapes of the inputs at which as many conditions fail as can at once, near those of the example.
+        """Return shapes of the inputs at which as many conditions fail as can at once, and as few of those kept, near the example.
 
         Small ones would make one position of few, and sizes of one are something else to PyTorch.
         """
 
-        def rank(sizes: Sizes) -> tuple[int, int]:
-            shapes = input_shapes(self.program, sizes)
-            pairs = zip(itertools.chain(*shapes), itertools.chain(*example), strict=True)
-            return sum(branch.holds(sizes) for branch in self.branches), sum(abs(one - other) for one, other in pairs)
+        def rank(sizes: Sizes) -> tuple[int, int, int]:
+            pairs = zip(itertools.chain(*input_shapes(self.program, sizes)), itertools.chain(*example), strict=True)
+            unlike_kept = sum(not branch.holds(sizes) for branch in self.kept)
+            distance = sum(abs(one - other) for one, other in pairs)
+            return sum(branch.holds(sizes) for branch in self.branches), unlike_kept, distance
 
         return input_shapes(self.program, min(self.trials, key=rank))
 
@@ -110,7 +125,11 @@ class OneWay:
         places = [symbols_at(self.program, input_shapes(other.program, sizes)) for sizes in other.trials]
         if any(place is None for place in places):
             return False
-        pairs = [(mine, sizes) for mine, sizes in zip(places, other.trials, strict=True) if mine is not None]
+        pairs = [
+            (mine, sizes)
+            for mine, sizes in zip(places, other.trials, strict=True)
+            if mine is not None and self._allows(mine) and other._allows(sizes)
+        ]
         if not all(self.holds(mine) or other.holds(sizes) for mine, sizes in pairs):
             return False
         shared = [(mine, sizes) for mine, sizes in pairs if other.holds(sizes)]
@@ -201,6 +220,14 @@ def _number_at(size: Any, sizes: Sizes) -> int:
     return int(computed(size.node.expr)(sizes))
 
 
+def _number_if_any(size: Any, sizes: Sizes) -> int | None:
+    """Return a size; None where it divides by one that is 0, as behind an input that is too short for the module."""
+    try:
+        return _number_at(size, sizes)
+    except ZeroDivisionError:
+        return None
+
+
 # --- what a program computes ---
 
 
@@ -224,7 +251,7 @@ class _Forms:
                     self._forms[node] = self._number(("input", next(places)))
                 elif not isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat):
                     self._forms[node] = self._form(node)
-        except (LookupError, NameError, ZeroDivisionError, TypeError, AttributeError):
+        except (LookupError, NameError, TypeError, AttributeError):
             return None  # a size known at run time only, or arguments of another form: there is nothing to compare
         return None
 
@@ -252,12 +279,12 @@ class _Forms:
         whole = node.target is aten.slice.Tensor and (len(args) < 5 or args[4] == 1)
         return (whole or node.target in _RESHAPES) and self._sizes(args[0]) == self._sizes(node)
 
-    def _sizes(self, node: Node) -> list[list[int]]:
+    def _sizes(self, node: Node) -> list[list[int | None]]:
         return [self._numbers(size) for size in node.meta["val"].shape]
 
-    def _numbers(self, value: Any) -> list[int]:
+    def _numbers(self, value: Any) -> list[int | None]:
         value = value.meta["val"] if isinstance(value, Node) else value
-        return [_number_at(value, sizes) for sizes in self._trials]
+        return [_number_if_any(value, sizes) for sizes in self._trials]
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Node):

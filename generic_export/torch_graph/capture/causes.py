@@ -189,13 +189,13 @@ def refused(module: nn.Module, condition: SizeCondition, line: str) -> Specializ
     )
 
 
-def capture_error(module: nn.Module, error: Exception, freezes: Sequence[str]) -> CaptureError:
+def capture_error(module: nn.Module, error: Exception, specializations: Sequence[str]) -> CaptureError:
     """Return one error for whatever torch.export raised, with its first line and the line of the user's code."""
     text = str(error).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     noted = getattr(error, "t2n_source", "")
-    source = noted or source_in_trace(text) or ("" if is_over_values(error) else next(iter(freezes), ""))
+    source = noted or source_in_trace(text) or ("" if is_over_values(error) else next(iter(specializations), ""))
     told, advice = _cause(module, error, reason)
     place = source or raised_source(error)
     met = CaptureAttempt("torch.export", told, place, source_text(module, place, error))

@@ -17,8 +17,8 @@ from torch.fx import GraphModule, Node
 
 from generic_export.compat import HigherOrderOperator, OpOverload, pytree, schema_of
 from generic_export.errors import CaptureError, NotCapturableError, OptionError
-from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.capture.causes import WITHOUT_VALUES, frozen_axis
+from generic_export.torch_graph.decompose.decomposition import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.dims import Dim, dim_symbol, floor_div, plain_size, simplify_dim, whole_size
 from generic_export.torch_graph.ir import (
     Argument,
@@ -34,7 +34,7 @@ from generic_export.torch_graph.loops import SCAN
 from generic_export.torch_graph.naming import module_frame
 from generic_export.torch_graph.request import CaptureRequest, auto_symbols, declared_sizes, symbol_name
 from generic_export.torch_graph.sizes.guards import bounds_of, larger_sizes
-from generic_export.torch_graph.sizes.multiples import Folds
+from generic_export.torch_graph.sizes.multiples import DivisibleAxes
 from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 from generic_export.torch_graph.source_lines import node_source
 
@@ -90,7 +90,7 @@ class Conversion:
         self.bounds = bounds_of(conditions)
         self.larger = larger_sizes(conditions)
         self.least = {symbol: self._range(symbol)[0] for symbol in self.symbols}
-        self.folds = Folds.of(request.dynamic_axes)
+        self.folds = DivisibleAxes.of(request.dynamic_axes)
         # Inputs as PyTorch has them, while they wait to be made whole: by name, as the user has them.
         self.folded: dict[str, TensorVariable] = {}
         self.values: dict[Node, Argument] = {}
@@ -382,7 +382,7 @@ def _declared_sizes(request: CaptureRequest, program: ExportedProgram) -> Iterat
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in user_names and isinstance(node.meta.get("val"), torch.Tensor)
     ]
-    folds = Folds.of(request.dynamic_axes)
+    folds = DivisibleAxes.of(request.dynamic_axes)
     for name, tensor in zip(request.input_names or (), tensors, strict=True):
         for axis, symbol in request.dynamic_axes.get(name, {}).items():
             size = tensor.shape[folds.place(name, axis)]
@@ -390,7 +390,7 @@ def _declared_sizes(request: CaptureRequest, program: ExportedProgram) -> Iterat
             yield name, axis, symbol_name(symbol), expr
 
 
-def check_symbolic(request: CaptureRequest, program: ExportedProgram, freezes: Sequence[str]) -> None:
+def check_symbolic(request: CaptureRequest, program: ExportedProgram, specializations: Sequence[str]) -> None:
     """Refuse a capture in which an axis declared dynamic is a number after all."""
     auto = auto_symbols(request.dynamic_axes)
     for name, axis, symbol, expr in _declared_sizes(request, program):
@@ -398,7 +398,7 @@ def check_symbolic(request: CaptureRequest, program: ExportedProgram, freezes: S
             declared = declared_sizes(request.dynamic_axes).get(symbol)
             size = expr * declared.multiple_of if declared is not None else expr
             told = f"to one size by the model: axis {axis} of input {name!r} ({symbol}) is {size}"
-            raise frozen_axis(request.module, next(iter(freezes), ""), told, "make the axis static.", (symbol,))
+            raise frozen_axis(request.module, next(iter(specializations), ""), told, "make the axis static.", (symbol,))
 
 
 def symbol_names(request: CaptureRequest, program: ExportedProgram) -> dict[sympy.Symbol, sympy.Expr]:

@@ -18,9 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from generic_export.errors import SpecializedAxisError
 from generic_export.torch_graph.capture.whole_sizes import whole_sizes
-from generic_export.torch_graph.nested import FlatCall, taken_apart
+from generic_export.torch_graph.nested import FlatCall, resize_example, taken_apart
 from generic_export.torch_graph.request import AxisSymbol, DynamicAxes, size_near, symbol_name
-from generic_export.torch_graph.sizes.other_sizes import repeated
 from generic_export.torch_graph.source_lines import running_source
 from generic_export.torch_graph.state import state_kept
 
@@ -121,7 +120,7 @@ def example_numbers(
 
 
 def _with_size(tensor: torch.Tensor, axes: Collection[int], wanted: int) -> torch.Tensor:
-    return repeated(tensor, [wanted if axis in axes else size for axis, size in enumerate(tensor.shape)])
+    return resize_example(tensor, [wanted if axis in axes else size for axis, size in enumerate(tensor.shape)])
 
 
 @dataclass(frozen=True)

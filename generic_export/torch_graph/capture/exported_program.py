@@ -34,8 +34,8 @@ from generic_export.torch_graph.capture.known_buffers import forward_decided_by,
 from generic_export.torch_graph.decompose import pieces
 from generic_export.torch_graph.nested import FlatCall
 from generic_export.torch_graph.request import AutoSize, AxisSymbol, DynamicAxes, DynamicSize, symbol_name
-from generic_export.torch_graph.sizes.branch import Branch
-from generic_export.torch_graph.sizes.multiples import Folds, counted_dim
+from generic_export.torch_graph.sizes.multiples import DivisibleAxes, counted_dim
+from generic_export.torch_graph.sizes.proofs import Branch
 from generic_export.torch_graph.source_lines import PACKAGE, NotesSources, running_source
 
 DynamicShapes = tuple[dict[int, Any], ...]
@@ -120,7 +120,7 @@ def dynamic_shapes(dynamic_axes: DynamicAxes, call: FlatCall, names: Sequence[st
         if not isinstance(symbol, str) or symbol not in given:
             given[symbol_name(symbol)] = symbol
     dims = {name: _dim(name, symbol) for name, symbol in given.items()}
-    divisible = Folds.of(dynamic_axes)
+    divisible = DivisibleAxes.of(dynamic_axes)
     moved = [divisible.moved(name, dynamic_axes.get(name, {})) for name in names]  # as PyTorch has them
     return tuple(
         {

@@ -16,7 +16,7 @@ from torch import nn
 
 from generic_export.compat import pytree
 from generic_export.errors import CaptureError
-from generic_export.torch_graph.capture.units import module_of, state_names
+from generic_export.torch_graph.capture.leaf_modules import module_of, state_names
 from generic_export.torch_graph.ir import FixedTensorList, TensorVariable, TorchModuleIRGraph, TorchOp
 from generic_export.torch_graph.loops import SCAN
 

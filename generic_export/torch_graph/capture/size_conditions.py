@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,11 +23,10 @@ from generic_export.torch_graph.capture.causes import refused
 from generic_export.torch_graph.capture.conversion import symbol_names
 from generic_export.torch_graph.capture.exported_program import CapturedProgram, DynamicShapes, capture_once
 from generic_export.torch_graph.ir import SizeCondition
-from generic_export.torch_graph.nested import FlatCall
+from generic_export.torch_graph.nested import FlatCall, resize_example
 from generic_export.torch_graph.request import CaptureRequest, auto_symbols
-from generic_export.torch_graph.sizes.branch import Branch, Sizes
 from generic_export.torch_graph.sizes.guards import SQUEEZES, assumptions, holds_for_many, is_largest_size
-from generic_export.torch_graph.sizes.other_sizes import repeated
+from generic_export.torch_graph.sizes.proofs import Branch, Sizes
 from generic_export.torch_graph.state import buffers_kept
 
 _MOST_VALUES_ELSEWHERE = 1 << 24  # of inputs that are made to see whether another way is the same
@@ -80,25 +79,75 @@ def right_elsewhere(
     own = replace(own, branches=tuple(each for each in own.branches if each not in right))
     if all(each in at_one or _is_auto(request, own, each) for each in own.branches):
         return found, branches
-    elsewhere_shapes = own.shapes_of_another_way([tensor.shape for tensor in call.tensors])
-    if sum(map(math.prod, elsewhere_shapes)) > _MOST_VALUES_ELSEWHERE:  # a condition on memory: it stays one
-        return found, branches
-    tensors = tuple(map(repeated, call.tensors, elsewhere_shapes))
+    open_branches = [each for each in own.branches if each not in at_one and not _is_auto(request, own, each)]
+    side = _other_side(request, own, call, shapes)
+    joined = side and _joined(request, found, side, own, call)
+    if joined:
+        return joined
+    for branch in open_branches if len(own.branches) > 1 else ():
+        one = own.only([branch])
+        other = _other_side(request, one, call, shapes)
+        joined = other and _joined(request, found, other, one, call)
+        if joined:
+            return right_elsewhere(request, *joined, call, shapes)
+    filled = side and _filled_up(request, found, side, own, call)
+    if filled:
+        return filled
+    if side and not request.conditional:
+        _refuse_one_size(request, own, call)
+    return found, branches
+
+
+@dataclass(frozen=True)
+class _OtherSide:
+    """What was captured where conditions fail, and with which inputs."""
+
+    captured: CapturedProgram
+    way: OneWay
+    tensors: tuple[torch.Tensor, ...]
+
+
+def _other_side(request: CaptureRequest, own: OneWay, call: FlatCall, shapes: DynamicShapes) -> _OtherSide | None:
+    """Capture a module where the conditions of one way fail; None where there is no such side, or no memory for it."""
+    elsewhere = own.shapes_of_another_way([tensor.shape for tensor in call.tensors])
+    if sum(map(math.prod, elsewhere)) > _MOST_VALUES_ELSEWHERE:  # a condition on memory: it stays one
+        return None
+    tensors = tuple(map(resize_example, call.tensors, elsewhere))
     try:
-        elsewhere = capture_once(request.module, replace(call, tensors=tensors), shapes)
-        other = OneWay.of(elsewhere.program, symbol_names(named, elsewhere.program))
-    except Exception:  # the model does not accept these sizes: there is no other side
-        return found, branches
-    pairs = ((own, other, found), (other, own, elsewhere))
-    chosen = next((captured for one, another, captured in pairs if one.stands_for(another)), None)
-    if chosen is None:
-        chosen = next((captured for way, _, captured in pairs if way.fills_up), None)
-        if chosen is None or not _fills_up_everywhere(
-            request, chosen.program, own.branches[0], (call.tensors, tensors)
-        ):
-            if not request.conditional:
-                _refuse_one_size(request, own, call)
-            return found, branches
+        captured = capture_once(request.module, replace(call, tensors=tensors), shapes)
+        way = OneWay.of(captured.program, symbol_names(replace(request, input_names=call.names), captured.program))
+    except Exception:  # the model does not accept these sizes
+        return None
+    kept = {own.named(branch) for branch in own.kept}
+    there = replace(call, tensors=tensors)
+    asked = [each for each in way.branches if not (holds_for_many(each) and _agrees_at_one(request, way, each, there))]
+    way = replace(way, branches=tuple(asked))
+    return _OtherSide(captured, way.only([each for each in asked if way.named(each) not in kept]), tensors)
+
+
+def _joined(
+    request: CaptureRequest, found: CapturedProgram, side: _OtherSide, own: OneWay, call: FlatCall
+) -> tuple[CapturedProgram, Sequence[Branch]] | None:
+    """Return the one of two programs that stands for both, and the conditions left; None where neither does."""
+    kept = {own.named(branch) for branch in own.kept}
+    for one, another, captured in ((own, side.way, found), (side.way, own, side.captured)):
+        if not one.stands_for(another):
+            continue
+        left = assumed_branches(request, captured, call.names)
+        left = [branch for branch in left if not _is_of_model(branch) or one.named(branch) in kept]
+        if kept <= {one.named(branch) for branch in left}:
+            return captured, left
+    return None
+
+
+def _filled_up(
+    request: CaptureRequest, found: CapturedProgram, side: _OtherSide, own: OneWay, call: FlatCall
+) -> tuple[CapturedProgram, Sequence[Branch]] | None:
+    """Return the program that fills sizes up to a multiple where it is right for whole ones too, and the conditions left."""
+    chosen = found if own.fills_up else side.captured if side.way.fills_up else None
+    places = (call.tensors, side.tensors)
+    if chosen is None or not _fills_up_everywhere(request, chosen.program, own.branches[0], places):
+        return None
     left = assumed_branches(request, chosen, call.names)
     return chosen, [branch for branch in left if not _is_of_model(branch)]
 
@@ -112,7 +161,7 @@ def _is_auto(request: CaptureRequest, way: OneWay, branch: Branch) -> bool:
 def _agrees_at_one(request: CaptureRequest, way: OneWay, branch: Branch, call: FlatCall) -> bool:
     """Say whether a program says what its module says at the one size at which a condition fails, by running both."""
     shapes = way.shapes_with_one(branch, [tensor.shape for tensor in call.tensors])
-    return shapes is not None and _agrees(request, way.program, tuple(map(repeated, call.tensors, shapes)))
+    return shapes is not None and _agrees(request, way.program, tuple(map(resize_example, call.tensors, shapes)))
 
 
 def _agrees(request: CaptureRequest, program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> bool:

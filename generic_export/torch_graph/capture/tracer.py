@@ -29,25 +29,25 @@ from generic_export.torch_graph.capture.exported_program import (
     dynamic_shapes,
     sizes_decided,
 )
+from generic_export.torch_graph.capture.leaf_modules import kept_whole
 from generic_export.torch_graph.capture.quantised_modules import takes_quantised
 from generic_export.torch_graph.capture.size_conditions import assumed_branches, example_sizes, right_elsewhere
-from generic_export.torch_graph.capture.units import kept_whole
-from generic_export.torch_graph.capture.whole_sizes import Freezes, recorded_freezes, with_whole_sizes
-from generic_export.torch_graph.decompose.decomposition import decomposed, functional, with_known_strides
+from generic_export.torch_graph.capture.whole_sizes import Specializations, record_specializations, with_whole_sizes
+from generic_export.torch_graph.decompose.decomposition import decomposed, functional
 from generic_export.torch_graph.decompose.masked_writes import without_masked_writes
 from generic_export.torch_graph.decompose.patches import capture_patches
+from generic_export.torch_graph.decompose.strided import with_known_strides
 from generic_export.torch_graph.dims import Dim as TracedDim
 from generic_export.torch_graph.dims import dim_symbol
 from generic_export.torch_graph.ir import SizeCondition, TorchModuleIRGraph
 from generic_export.torch_graph.methods import as_forward
-from generic_export.torch_graph.nested import FlatCall, flat_forward
+from generic_export.torch_graph.nested import FlatCall, flat_forward, resize_example
 from generic_export.torch_graph.request import CaptureRequest, DynamicAxes, auto_symbols, declared_sizes
-from generic_export.torch_graph.sizes.branch import Branch
 from generic_export.torch_graph.sizes.declared_axes import check_names, check_outputs, check_ranks
 from generic_export.torch_graph.sizes.fixed_axes import join_changes, settled, with_sizes
 from generic_export.torch_graph.sizes.guards import least_size, without_weaker
-from generic_export.torch_graph.sizes.multiples import Folds, assumed
-from generic_export.torch_graph.sizes.other_sizes import repeated
+from generic_export.torch_graph.sizes.multiples import DivisibleAxes, assumed
+from generic_export.torch_graph.sizes.proofs import Branch
 from generic_export.torch_graph.state import buffers_kept
 
 
@@ -131,15 +131,15 @@ class TorchModuleTracer(CaptureRequest):
         """
         return with_whole_sizes(self._traced)
 
-    def _traced(self, freezes: Freezes) -> TorchModuleIRGraph:
+    def _traced(self, specializations: Specializations) -> TorchModuleIRGraph:
         call, names = self._call()
         outputs: list[str] = []
-        with self._capturing(call, freezes) as result_names:
-            found = self._captured(call, names, freezes.lines)
-            program, later = self._rewritten(found.program, names, freezes.lines)
+        with self._capturing(call, specializations) as result_names:
+            found = self._captured(call, names, specializations.lines)
+            program, later = self._rewritten(found.program, names, specializations.lines)
             outputs += result_names
         named = replace(self, input_names=names, output_names=self.output_names or tuple(outputs))
-        held, changed = self._conditions(found.program, (*found.branches, *later), call, names, freezes.lines)
+        held, changed = self._conditions(found.program, (*found.branches, *later), call, names, specializations.lines)
         conditions = (*self._declared(), *self._with_required(held, found.program, call, names))
         converted = Conversion(named, program, conditions)
         declarations = assumed(program, converted.symbols)
@@ -156,15 +156,15 @@ class TorchModuleTracer(CaptureRequest):
         """
         return with_whole_sizes(self._program)
 
-    def _program(self, freezes: Freezes) -> ExportedProgram:
+    def _program(self, specializations: Specializations) -> ExportedProgram:
         call, names = self._call()
-        with self._capturing(call, freezes):
-            found = self._captured(call, names, freezes.lines)
-            self._conditions(found.program, found.branches, call, names, freezes.lines)
+        with self._capturing(call, specializations):
+            found = self._captured(call, names, specializations.lines)
+            self._conditions(found.program, found.branches, call, names, specializations.lines)
             return functional(found.program)
 
     def _rewritten(
-        self, program: ExportedProgram, names: Sequence[str], freezes: Sequence[str]
+        self, program: ExportedProgram, names: Sequence[str], specializations: Sequence[str]
     ) -> tuple[ExportedProgram, list[Branch]]:
         """Return a program of operators that can stay, and what the others' own code takes for granted of sizes."""
         known = len(shape_guards(program))
@@ -178,21 +178,26 @@ class TorchModuleTracer(CaptureRequest):
             except T2NError:
                 raise
             except Exception as error:  # PyTorch's decompositions raise as many classes as its capture
-                raise capture_error(self.module, error, freezes) from error
+                raise capture_error(self.module, error, specializations) from error
         return written, assumed_branches(self, CapturedProgram(written, tuple(decided)), names, after=known)
 
     @contextmanager
-    def _capturing(self, call: FlatCall, freezes: Freezes) -> Iterator[Sequence[str]]:
+    def _capturing(self, call: FlatCall, specializations: Specializations) -> Iterator[Sequence[str]]:
         """Yield the names of the results, in a block in which the module is one that PyTorch captures well."""
         whole = kept_whole(self.module, self.whole)
-        with capture_patches(), whole, flat_forward(self.module, call) as result_names, recorded_freezes(freezes):
+        with (
+            capture_patches(),
+            whole,
+            flat_forward(self.module, call) as result_names,
+            record_specializations(specializations),
+        ):
             yield result_names
 
     def _call(self) -> tuple[FlatCall, tuple[str, ...]]:
         """Return the example as it is captured, and the names of its tensors."""
         call = FlatCall.of(self.module, self.args, self.kwargs)
         names = self._checked_names(call)
-        return Folds.of(self.dynamic_axes).call(call, names), names
+        return DivisibleAxes.of(self.dynamic_axes).call(call, names), names
 
     def _checked_names(self, call: FlatCall) -> tuple[str, ...]:
         names = call.names if self.input_names is None else tuple(self.input_names)
@@ -205,7 +210,7 @@ class TorchModuleTracer(CaptureRequest):
         check_ranks(self.dynamic_axes, names, [tensor.shape for tensor in call.tensors])
         return names
 
-    def _captured(self, call: FlatCall, names: Sequence[str], freezes: Sequence[str]) -> CapturedProgram:
+    def _captured(self, call: FlatCall, names: Sequence[str], specializations: Sequence[str]) -> CapturedProgram:
         """Return what torch.export captures, and what is assumed of sizes that it is what the module does."""
         shapes = dynamic_shapes(self.dynamic_axes, call, names)
         try:
@@ -213,8 +218,8 @@ class TorchModuleTracer(CaptureRequest):
         except T2NError:
             raise
         except Exception as error:  # torch.export raises many unrelated classes, none of them documented
-            raise capture_error(self.module, error, freezes) from error
-        check_symbolic(replace(self, input_names=names), found.program, freezes)
+            raise capture_error(self.module, error, specializations) from error
+        check_symbolic(replace(self, input_names=names), found.program, specializations)
         named = replace(call, names=tuple(names))
         found, branches = right_elsewhere(self, found, assumed_branches(self, found, names), named, shapes)
         return replace(found, branches=tuple(branches))
@@ -225,7 +230,7 @@ class TorchModuleTracer(CaptureRequest):
         branches: Sequence[Branch],
         call: FlatCall,
         names: Sequence[str],
-        freezes: Sequence[str],
+        specializations: Sequence[str],
     ) -> tuple[tuple[SizeCondition, ...], dict[str, TracedDim]]:
         """Return the conditions on sizes under which a program is what the module does, and what symbols become for them.
 
@@ -245,7 +250,7 @@ class TorchModuleTracer(CaptureRequest):
             join_changes(changed, sizes)
         for condition in conditions:
             if condition.relation is None:
-                refusal = refused(self.module, condition, next(iter(freezes), ""))
+                refusal = refused(self.module, condition, next(iter(specializations), ""))
                 refusal.declarations = assumed(program, symbols)
                 raise refusal
         return tuple(without_weaker(conditions)), changed
@@ -269,7 +274,7 @@ class TorchModuleTracer(CaptureRequest):
 
     def _raises(self, call: FlatCall, shapes: Sequence[Sequence[int]]) -> bool:
         """Say whether the module raises an error for inputs of these shapes."""
-        args, kwargs = call.arguments(list(map(repeated, call.tensors, shapes)))
+        args, kwargs = call.arguments(list(map(resize_example, call.tensors, shapes)))
         with buffers_kept(self.module), torch.no_grad():
             try:
                 self.module(*args, **kwargs)

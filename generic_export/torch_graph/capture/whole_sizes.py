@@ -114,7 +114,7 @@ def whole_sizes(namespaces: Sequence[Namespace]) -> Iterator[None]:
 # Where a capture made plain numbers of symbolic sizes, and the capture again where `int` did.
 # In: what captures. Out: what it captured, or its refusal with the lines of the model's code.
 @dataclass(frozen=True)
-class Freezes:
+class Specializations:
     """Where a capture made plain numbers of sizes.
 
     Attributes:
@@ -126,7 +126,7 @@ class Freezes:
     namespaces: list[Namespace] = field(default_factory=list)
 
 
-def with_whole_sizes(capture: Callable[[Freezes], Captured]) -> Captured:
+def with_whole_sizes(capture: Callable[[Specializations], Captured]) -> Captured:
     """Capture; where that is refused and `int` was called with a size, again, with an `int` that keeps sizes.
 
     Raises:
@@ -135,27 +135,27 @@ def with_whole_sizes(capture: Callable[[Freezes], Captured]) -> Captured:
     kept: list[Namespace] = []
     refused: CaptureError | None = None
     while True:
-        freezes = Freezes()
+        specializations = Specializations()
         try:
             with whole_sizes(kept):
-                return capture(freezes)
+                return capture(specializations)
         except CaptureError as error:
             refused = error if refused is None or isinstance(error, SpecializedAxisError) else refused
-            found = [each for each in freezes.namespaces if not any(each is known for known in kept)]
+            found = [each for each in specializations.namespaces if not any(each is known for known in kept)]
             if not found:
                 raise refused from refused.__cause__
             kept += found
 
 
 @contextmanager
-def recorded_freezes(freezes: Freezes) -> Iterator[None]:
+def record_specializations(specializations: Specializations) -> Iterator[None]:
     """Note where PyTorch first fixes a symbolic size to a number."""
     guard_int = SymNode.guard_int
 
     def note_line() -> None:
         source = running_source()
         if source:
-            freezes.lines.append(source)
+            specializations.lines.append(source)
 
     def fixed(target: sympy.Expr) -> None:
         if getattr(target, "is_number", False):
@@ -165,12 +165,19 @@ def recorded_freezes(freezes: Freezes) -> Iterator[None]:
         if node.expr.free_symbols:  # `int(0.5 * size)`, `range(size)`
             note_line()
             namespace = calling_namespace()
-            if namespace is not None and not any(namespace is known for known in freezes.namespaces):
-                freezes.namespaces.append(namespace)
+            if namespace is not None and not any(namespace is known for known in specializations.namespaces):
+                specializations.namespaces.append(namespace)
         return guard_int(node, file, line)
 
     with fixed_sizes_seen(fixed), mock.patch.object(SymNode, "guard_int", recorded_int):
         yield
 
 
-__all__ = ["Freezes", "Namespace", "calling_namespace", "recorded_freezes", "whole_sizes", "with_whole_sizes"]
+__all__ = [
+    "Namespace",
+    "Specializations",
+    "calling_namespace",
+    "record_specializations",
+    "whole_sizes",
+    "with_whole_sizes",
+]

@@ -15,11 +15,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true as is_sure
 
 from generic_export.compat import COMPOSITE, OpOverload, detect_fake_mode, is_mapped_over, pytree, schema_of
 from generic_export.errors import UnsupportedOperatorError
-from generic_export.torch_graph.annotations import SCALAR_TYPES, is_annotation
 from generic_export.torch_graph.decompose.in_place import without_writes
 from generic_export.torch_graph.decompose.region_features import roi_align
 from generic_export.torch_graph.decompose.rewrites import REWRITES
@@ -31,6 +29,18 @@ ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 """What an inserted node takes over from the one it replaces: where the user wrote it."""
 
 aten = torch.ops.aten
+
+# Calls that only check or annotate: they make no value that the graph needs.
+_NAMES = frozenset(
+    {
+        "_assert_tensor_metadata",
+        "_assert_scalar",
+        "_assert_async",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+    }
+)
+SCALAR_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
@@ -230,34 +240,7 @@ def _nms(*args: Any) -> NoReturn:
 _MADE: Mapping[str, Callable[..., Any]] = {"roi_align": roi_align, "nms": _nms}
 
 
-# `as_strided` of contiguous tensors, such as Longformer's overlapping chunks.
-# In: a program without writes. Out: the same one, edited in place: those reads are `as_strided_copy`, which nothing
-# else is. A graph has no memory layout, so `as_strided` of any other tensor is left as it is, and the translation
-# refuses it.
-def with_known_strides(program: ExportedProgram) -> None:
-    """Tell reads by strides of contiguous tensors from all others."""
-    for node in program.graph.nodes:
-        if node.target in (aten.as_strided.default, aten.as_strided_copy.default):
-            source: Any = node.args[0]
-            known = _is_contiguous(source.meta["val"])
-            node.target = aten.as_strided_copy.default if known else aten.as_strided.default
-
-
-def _is_contiguous(tensor: torch.Tensor) -> bool:
-    """Say whether the elements lie in the order of their indices, from the beginning of the memory on.
-
-    Where that needs a relation between sizes (`view` of a multiple), it is asked for, and becomes a condition of the archive.
-    """
-    step: Any = 1
-    known = is_sure(tensor.storage_offset() == 0)
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        known = known and (is_sure(size == 1) or _are_equal(stride, step))
-        step = step * size
-    return known
-
-
-def _are_equal(stride: Any, step: Any) -> bool:
-    same = stride == step
-    if not isinstance(same, torch.SymBool):
-        return bool(same)
-    return is_sure(same) or (bool(same.node.hint) and bool(same))
+# Nodes of a captured program that are no operators of the graph: checks, annotations, arithmetic on sizes.
+def is_annotation(overload: OpOverload) -> bool:
+    """Say whether an operator only checks or annotates."""
+    return schema_of(overload).name.split("::")[-1] in _NAMES

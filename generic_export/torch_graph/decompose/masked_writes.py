@@ -15,8 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from generic_export.compat import OpOverload, detect_fake_mode, pytree, schema_of
-from generic_export.torch_graph.annotations import is_annotation
-from generic_export.torch_graph.decompose.decomposition import ORIGIN
+from generic_export.torch_graph.decompose.decomposition import ORIGIN, is_annotation
 
 aten = torch.ops.aten
 

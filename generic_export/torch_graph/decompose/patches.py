@@ -34,7 +34,15 @@ from generic_export.errors import CaptureError
 from generic_export.torch_graph.decompose.pieces import Pieces, without_pieces
 from generic_export.torch_graph.loops import loop
 from generic_export.torch_graph.sizes.answers import proved_sizes
-from generic_export.torch_graph.sizes.in_tensors import as_size_or_tensor, padded, sizes_or_none, stepped, with_sizes
+from generic_export.torch_graph.sizes.in_tensors import (
+    as_size_or_tensor,
+    divided,
+    padded,
+    size_in_tensor,
+    sizes_or_none,
+    stepped,
+    with_sizes,
+)
 from generic_export.torch_graph.sizes.proofs import without_needless_extrema
 from generic_export.torch_graph.sizes.ratios import whole_quotients
 from generic_export.torch_graph.source_lines import short_stacks
@@ -196,6 +204,8 @@ _scaled_dot_product_attention = torch.nn.functional.scaled_dot_product_attention
 
 def _tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
     """Numbers made a tensor on the meta device have lost their values when the graph is read; those filled in keep them."""
+    if isinstance(data, torch.SymInt | torch.SymFloat) and options.keys() <= {"dtype"}:
+        return size_in_tensor(data, options.get("dtype"), device)
     sizes = None if options or device is not None else sizes_or_none(data)
     if sizes is not None:
         return sizes  # type: ignore[return-value]
@@ -268,6 +278,13 @@ def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str
     return torch.cdist(x1, x2, p, compute_mode="donot_use_mm_for_euclid_dist")
 
 
+def _one_hot(tensor: torch.Tensor, num_classes: Any = -1) -> torch.Tensor:
+    """As many classes as a size says: PyTorch asks for the number."""
+    if not isinstance(num_classes, torch.SymInt):
+        return torch.nn.functional.one_hot(tensor, num_classes)
+    return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).long()
+
+
 def _tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
     """Sections of a size that changes: PyTorch gives each the size that it has in the example."""
     size, sections = input.shape[dim], indices_or_sections
@@ -298,7 +315,9 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     torch.Tensor.tensor_split: _tensor_split,
     torch.cov: cov,
     torch.Tensor.cov: cov,
+    torch.nn.functional.one_hot: _one_hot,
     torch.as_tensor: as_size_or_tensor,
+    torch.div: divided,
     torch.arange: stepped,
     torch.nn.functional.pad: padded,
     torch.linalg.lstsq: lstsq,

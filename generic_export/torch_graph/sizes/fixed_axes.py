@@ -15,8 +15,8 @@ import sympy
 from generic_export.torch_graph.dims import Dim, dim_symbol, simplify_dim
 from generic_export.torch_graph.ir import FixedTensorList, SizeCondition, TensorVariable, TorchModuleIRGraph, TorchOp
 from generic_export.torch_graph.request import DynamicAxes, auto_symbols, symbol_name
-from generic_export.torch_graph.sizes.branch import Branch, Sizes
 from generic_export.torch_graph.sizes.guards import Names, bounds_of, conditions_of
+from generic_export.torch_graph.sizes.proofs import Branch, Sizes
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _MULTIPLE = re.compile(r"(\w+) - (\d+)\*\(\1/\2\) == 0")

@@ -34,8 +34,7 @@ from generic_export.errors import DimensionError
 from generic_export.torch_graph.dims import dim_text, plain_size, whole_size
 from generic_export.torch_graph.ir import SizeCondition
 from generic_export.torch_graph.sizes.answers import proved
-from generic_export.torch_graph.sizes.branch import Branch, Sizes
-from generic_export.torch_graph.sizes.proofs import computed, is_zero_exactly
+from generic_export.torch_graph.sizes.proofs import Branch, Sizes, computed, is_zero_exactly
 from generic_export.torch_graph.sizes.relations import Relation
 from generic_export.torch_graph.source_lines import node_source, source_of_guard
 

@@ -42,6 +42,7 @@ _SHAPING = frozenset(
     {
         *(torch.Tensor.reshape, torch.Tensor.view, torch.Tensor.expand, torch.Tensor.repeat, torch.Tensor.new_zeros),
         *(torch.Tensor.new_ones, torch.Tensor.new_full, torch.Tensor.narrow, torch.reshape, torch.narrow),
+        *(torch.Tensor.as_strided, torch.as_strided),
     }
 )
 
@@ -181,6 +182,8 @@ _OF_ALL = {torch.prod: "prod", torch.sum: "sum"}
 
 
 def _as_tensor(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(map(_as_tensor, value))
     if isinstance(value, SizeNumbers):
         return torch.stack([torch.full((), each) for each in value.values])
     if not isinstance(value, SizeNumber):
@@ -252,6 +255,23 @@ def as_size_or_tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.as_tensor(data, *args, **kwargs)
 
 
+def divided(input: Any, other: Any, *, rounding_mode: str | None = None, **options: Any) -> Any:
+    """`torch.div`, but of sizes: `torch.div(length, 4, rounding_mode="trunc")` is a size too."""
+    pair = (input, other)
+    sized = all(isinstance(each, int | torch.SymInt) for each in pair) and any(
+        isinstance(e, torch.SymInt) for e in pair
+    )
+    if not sized or options:
+        return torch.div(input, other, rounding_mode=rounding_mode, **options)
+    return SizeNumber(input / other if rounding_mode is None else input // other)  # neither is below 0
+
+
+def size_in_tensor(data: Size, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    """Return a tensor [] filled with a size: PyTorch's own `torch.tensor` asks for its value."""
+    default = torch.int64 if isinstance(data, torch.SymInt) else torch.get_default_dtype()
+    return torch.full((), data, dtype=dtype or default, device=device)
+
+
 def with_sizes(index: Any) -> Any:
     """Return an index whose bounds are the sizes that numbers stand for."""
     if isinstance(index, tuple):
@@ -266,7 +286,9 @@ __all__ = [
     "SizeNumbers",
     "as_size_or_tensor",
     "computed_of_sizes",
+    "divided",
     "padded",
+    "size_in_tensor",
     "sizes_or_none",
     "stepped",
     "with_sizes",

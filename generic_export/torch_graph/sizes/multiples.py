@@ -37,7 +37,7 @@ def counted_dim(size: DynamicSize) -> Any:
 
 
 @dataclass(frozen=True)
-class Folds:
+class DivisibleAxes:
     """What is folded of each input.
 
     Attributes:
@@ -47,14 +47,14 @@ class Folds:
     sizes: Mapping[str, Mapping[int, DynamicSize]]
 
     @staticmethod
-    def of(axes: DynamicAxes) -> Folds:
+    def of(axes: DynamicAxes) -> DivisibleAxes:
         """Read what is declared; a symbol that is a multiple is one wherever it stands.
 
         Raises:
             OptionError: two declarations contradict.
         """
         declared = {name: size for name, size in declared_sizes(axes).items() if size.multiple_of > 1}
-        return Folds({name: _folded_axes(given, declared) for name, given in axes.items()})
+        return DivisibleAxes({name: _folded_axes(given, declared) for name, given in axes.items()})
 
     def place(self, name: str, axis: int) -> int:
         """Return where an axis of an input is once those before it have two places each."""
@@ -160,4 +160,4 @@ def _bound(symbol: AxisSymbol, bound: str) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-__all__ = ["Folds", "assumed", "counted_dim", "declared_too"]
+__all__ = ["DivisibleAxes", "assumed", "counted_dim", "declared_too"]

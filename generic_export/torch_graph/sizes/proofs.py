@@ -24,6 +24,8 @@ _FUNCTIONS = {
 }
 _EXTREMA = {torch_sympy.Min: 1, torch_sympy.Max: -1, sympy.Min: 1, sympy.Max: -1}
 
+Sizes = Mapping[sympy.Symbol, int]
+
 
 def without_symbolic_divisors(expr: sympy.Expr) -> sympy.Expr:
     """Return a size with `n // (n // 4)` as 4 wherever `n` is a multiple of 4, as an axis split in fours is.
@@ -310,3 +312,26 @@ def _smaller_in_the_end(part: sympy.Basic) -> _Course | None:
 
 def _is_scaled(part: sympy.Basic) -> bool:
     return part.is_Mul and sum(1 for factor in part.args if factor.free_symbols) <= 1
+
+
+# A condition on sizes that a capture was built on, and the line that asked for it.
+@dataclass(frozen=True)
+class Branch:
+    """A condition on sizes that the code of a model asked for.
+
+    Attributes:
+        condition: over PyTorch's symbols; it was true at the example.
+        source: file and line that asked.
+        is_certain: the graph has the same operator the other way, and means another one: a slice from the other end.
+    """
+
+    condition: sympy.Expr
+    source: str
+    is_certain: bool = False
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Say whether the module goes the same way at other sizes; not where the condition divides by a size that is 0."""
+        try:
+            return bool(computed(self.condition)(sizes))
+        except ZeroDivisionError:
+            return False

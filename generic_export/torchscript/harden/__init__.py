@@ -4,19 +4,17 @@
 """
 
 from generic_export.torchscript.harden.chain import harden_jit_for_export
-from generic_export.torchscript.harden.fold_constant_ifs import fold_constant_ifs
-from generic_export.torchscript.harden.fold_constant_scalar_arithmetic import fold_constant_scalar_arithmetic
-from generic_export.torchscript.harden.fold_data_dependent_ifs import fold_data_dependent_ifs
-from generic_export.torchscript.harden.fold_tuple_index_through_tuple_construct import (
+from generic_export.torchscript.harden.passes import (
+    fold_constant_ifs,
+    fold_constant_scalar_arithmetic,
+    fold_data_dependent_ifs,
     fold_tuple_index_through_tuple_construct,
-)
-from generic_export.torchscript.harden.fold_tuple_unpack_through_tuple_construct import (
     fold_tuple_unpack_through_tuple_construct,
+    inline_unresolvable_submodules,
+    replace_size_calls_with_constants,
+    strip_assertion_ifs,
+    strip_prim_data,
 )
-from generic_export.torchscript.harden.inline_unresolvable_submodules import inline_unresolvable_submodules
-from generic_export.torchscript.harden.replace_size_calls_with_constants import replace_size_calls_with_constants
-from generic_export.torchscript.harden.strip_assertion_ifs import strip_assertion_ifs
-from generic_export.torchscript.harden.strip_prim_data import strip_prim_data
 
 __all__ = [
     "fold_constant_ifs",

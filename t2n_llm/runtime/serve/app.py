@@ -1,6 +1,6 @@
 """The HTTP side: routes, bodies, streams of events, and clients that go away.
 
-In: a `Desk`. Out: an ASGI application.
+In: a `RequestQueue`. Out: an ASGI application.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from starlette.types import Message, Receive, Scope, Send
 
 from generic_export.errors import T2NError
 from t2n_llm.runtime.answering import StreamedAnswer
-from t2n_llm.runtime.serve.desk import Desk
 from t2n_llm.runtime.serve.guard import Admission, Guard
 from t2n_llm.runtime.serve.replies import ReplyForm, error_record, event, model_card, model_list, told
+from t2n_llm.runtime.serve.request_queue import RequestQueue
 from t2n_llm.runtime.serve.requests import AskedText, RefusedRequestError, read_request
 
 _LEAST_SEND_SECONDS = 1.0  # that a client has to take what is sent, even when the time of its answer is up
 
 
-def application(desk: Desk, admission: Admission) -> Starlette:
+def application(queue: RequestQueue, admission: Admission) -> Starlette:
     """Return the application.
 
     Args:
-        desk: the model and its queue.
+        queue: the model and its queue.
         admission: which requests are answered.
     """
 
     async def chat(request: Request) -> Response:
-        return await _completion(request, desk, chat=True)
+        return await _completion(request, queue, chat=True)
 
     async def text(request: Request) -> Response:
-        return await _completion(request, desk, chat=False)
+        return await _completion(request, queue, chat=False)
 
     async def models(request: Request) -> Response:
         del request
-        return JSONResponse(model_list(desk.name, desk.opened))
+        return JSONResponse(model_list(queue.name, queue.opened))
 
     async def model(request: Request) -> Response:
-        if request.path_params["name"] != desk.name:
+        if request.path_params["name"] != queue.name:
             raise RefusedRequestError("there is no such model.", status=404, param="model", code="model_not_found")
-        return JSONResponse(model_card(desk.name, desk.opened))
+        return JSONResponse(model_card(queue.name, queue.opened))
 
     return Starlette(
         routes=[
@@ -65,12 +65,12 @@ def application(desk: Desk, admission: Admission) -> Starlette:
     )
 
 
-async def _completion(request: Request, desk: Desk, *, chat: bool) -> Response:
+async def _completion(request: Request, queue: RequestQueue, *, chat: bool) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RefusedRequestError("the body is to be application/json.", status=415)
-    asked = read_request(await _body(request, desk.limits.request_bytes), chat=chat, model=desk.name)
-    return _Reply(desk, asked, ReplyForm(desk.name, chat, asked.with_usage))
+    asked = read_request(await _body(request, queue.limits.request_bytes), chat=chat, model=queue.name)
+    return _Reply(queue, asked, ReplyForm(queue.name, chat, asked.with_usage))
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -85,9 +85,9 @@ async def _body(request: Request, most: int) -> bytes:
 class _Reply(Response):
     """An answer, made while it is sent; a client that goes away stops it."""
 
-    def __init__(self, desk: Desk, asked: AskedText, form: ReplyForm) -> None:
+    def __init__(self, queue: RequestQueue, asked: AskedText, form: ReplyForm) -> None:
         super().__init__()
-        self._desk, self._asked, self._form = desk, asked, form
+        self._queue, self._asked, self._form = queue, asked, form
         self._gone = threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,9 +95,9 @@ class _Reply(Response):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch, receive)
             try:
-                async with self._desk.turn():
+                async with self._queue.turn():
                     if not self._gone.is_set():
-                        end = time.monotonic() + self._desk.limits.seconds
+                        end = time.monotonic() + self._queue.limits.seconds
                         await self._answer(scope, receive, _timely(send, end))
             except TimeoutError:  # it does not read: the server closes its connection, and the next one has its turn
                 pass
@@ -114,7 +114,7 @@ class _Reply(Response):
         self._gone.set()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = await to_thread.run_sync(self._desk.answer, self._asked, self._gone.is_set)
+        answer = await to_thread.run_sync(self._queue.answer, self._asked, self._gone.is_set)
         pieces = iter(answer)
         # The engine's failures before the first piece have a status of their own.
         first = await to_thread.run_sync(next, pieces, None)

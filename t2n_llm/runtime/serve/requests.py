@@ -12,7 +12,7 @@ from typing import Any
 
 from generic_export.errors import OptionError
 from t2n_llm.runtime.chat.template import Message, template_variables
-from t2n_llm.runtime.sampling.wishes import Sampling
+from t2n_llm.runtime.sampling.options import Sampling
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _SAMPLING: Mapping[str, type] = {

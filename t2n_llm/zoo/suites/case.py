@@ -61,6 +61,7 @@ class ModuleCase:
         sizes: of the symbols, at the example; `{}` where every axis is static.
         other: at the second comparison.
         multiples: what divides a symbol, where that is declared.
+        more: sizes of further comparisons.
     """
 
     build: Callable[[], nn.Module]
@@ -68,6 +69,7 @@ class ModuleCase:
     sizes: Sizes
     other: Sizes
     multiples: Sizes = field(default_factory=dict)
+    more: tuple[Sizes, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from generic_export.errors import OptionError
-from t2n_llm.zoo.suites import diffusers, nemo, timm, torchaudio, torchvision
+from t2n_llm.zoo.suites import diffusers, nemo, timm, torchaudio, torchvision, transformers
 from t2n_llm.zoo.suites.case import ModuleCase
 from t2n_llm.zoo.tasks import ZOO_TASKS, Way, architectures
 from t2n_llm.zoo.verdict import row_of
@@ -16,6 +16,7 @@ _CASES: Mapping[str, Mapping[str, ModuleCase]] = {
     "torchaudio": torchaudio.CASES,
     "nemo": nemo.CASES,
     "diffusers": diffusers.CASES,
+    "transformers": transformers.CASES,
 }
 LIBRARIES = tuple(_CASES)
 ENCODERS = "encoders"

@@ -1,4 +1,4 @@
-"""One case of a suite: built, run in PyTorch, exported, and compared in the engine at two sizes.
+"""One case of a suite: built, run in PyTorch, exported, and compared in the engine at two sizes or more.
 
 In: a case and a column. Out: what was compared, or the exception of the stage that was begun last. Where f32 is ill,
 float64 decides, as for the tasks of one pass (`t2n_llm.zoo.float64`).
@@ -72,7 +72,7 @@ def _compared(
     module: nn.Module, case: ModuleCase, column: str, seed: int, folder: Path, begin: Callable[[str], None]
 ) -> Tried:
     begin("pytorch")
-    sizes = (case.sizes, case.sizes if column == STATIC else case.other)
+    sizes = (case.sizes, case.sizes) if column == STATIC else (case.sizes, case.other, *case.more)
     given = [case.drawn(each, seed + number) for number, each in enumerate(sizes)]
     runs = [_run(module, args) for args in given]
     begin("export")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generic_export.ops.common_divisors import _steps
+from generic_export.ops.integer import _steps
 from tests.engine_check import check
 
 LARGEST = 7540113804746346429  # Fibonacci's 92nd number and the one before: the most steps that int64 has

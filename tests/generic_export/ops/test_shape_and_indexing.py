@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from generic_export import DynamicSize
 from generic_export.errors import CaptureError, TranslationError
 from tests.engine_check import check
 
@@ -194,6 +195,20 @@ def _overlapping(x: torch.Tensor) -> torch.Tensor:
     size, stride = list(chunks.size()), list(chunks.stride())
     size[1], stride[1] = 2 * size[1] - 1, stride[1] // 2
     return chunks.as_strided(size, stride).sum(2)
+
+
+def _overlapping_heads(x: torch.Tensor) -> torch.Tensor:
+    """The same of heads, which lie between the positions: the windows are read from memory that is not contiguous."""
+    heads = (x * 2).unflatten(2, (3, 2)).transpose(1, 2)
+    chunks = heads.unflatten(2, (-1, 4))
+    size, stride = list(chunks.size()), list(chunks.stride())
+    size[2], stride[2] = 2 * size[2] - 1, stride[2] // 2
+    return chunks.as_strided(size, stride).cumsum(3)
+
+
+def test_windows_of_memory_that_is_not_contiguous() -> None:
+    sizes = [(torch.randn(batch, length, 6),) for batch, length in ((2, 8), (1, 12), (3, 4), (2, 20))]
+    check(_overlapping_heads, *sizes, dynamic_axes={"input_0": {0: "B", 1: DynamicSize("T", multiple_of=4)}})
 
 
 @pytest.mark.filterwarnings("ignore:.*the archive is right where")

@@ -72,6 +72,24 @@ def test_what_is_left_over_is_padded_at_every_length(name: str, length: int) -> 
     check(MODULES[name]().eval(), (torch.randn(2, length, 4),), *others, dynamic_axes=LENGTH)
 
 
+class TwoConditions(nn.Module):
+    """One of its conditions decides between two results, the other one only leaves out padding by nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, windows, 4] of [B, T, 4]."""
+        x = x.cumsum(1) if x.shape[1] > 4 else x * 2
+        return InWindows(lambda y, rest: F.pad(y, (0, 0, 0, rest)))(x)
+
+
+@pytest.mark.parametrize("length", [16, 21])
+def test_each_condition_is_looked_at_by_itself(length: int) -> None:
+    others = [(torch.randn(2, other, 4),) for other in _AWKWARD if other > 4]
+    with pytest.warns(UserWarning, match="right where T >= 5"):
+        check(TwoConditions(), (torch.randn(2, length, 4),), *others, dynamic_axes=LENGTH)
+    with pytest.warns(UserWarning, match="right where T >= 5"), pytest.raises(EngineRunError, match="scenario"):
+        check(TwoConditions(), (torch.randn(2, length, 4),), (torch.randn(2, 3, 4),), dynamic_axes=LENGTH)
+
+
 class TwoWays(nn.Module):
     """What it does to an even number of positions is nothing that it does to an odd one."""
 
@@ -171,12 +189,12 @@ def test_large_sizes_are_tried_beside_many_others() -> None:
 
 def test_a_condition_on_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The upsampling of diffusers: what is done with gigabytes is a condition, and no gigabytes are made to see what it is."""
-    from generic_export.torch_graph.capture import tracer
+    from generic_export.torch_graph.capture import size_conditions
 
     made: list[int] = []
-    original = tracer.repeated
+    original = size_conditions.resize_example
 
-    def repeated(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         made.append(math.prod(shape))
         assert made[-1] <= 1 << 24
         return original(tensor, shape)
@@ -186,7 +204,7 @@ def test_a_condition_on_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> 
         x = x.contiguous() if x.numel() * 2 > 2**31 else x
         return F.interpolate(x, scale_factor=2.0)
 
-    monkeypatch.setattr(tracer, "repeated", repeated)
+    monkeypatch.setattr(size_conditions, "resize_example", resized)
     pictures = {"input_0": {0: "B", 2: "H", 3: "W"}}
     check(large_ones_apart, (torch.randn(2, 4, 5, 6),), (torch.randn(1, 4, 6, 5),), dynamic_axes=pictures)
     assert all(size <= 1 << 24 for size in made)

@@ -14,7 +14,7 @@ from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import EngineRunError, SpecializedAxisError
 from generic_export.inference_target.tract.checking import assert_io
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from generic_export.torchscript.fallback import stands
+from generic_export.torchscript.fallback import capture_fallbacks
 from tests.engine_check import Function, check
 
 LENGTH = {"input_0": {0: "B", 1: "T"}}
@@ -191,7 +191,7 @@ def test_what_stands_for_a_module_is_not_wrong_at_small_sizes() -> None:
 
 
 def test_a_trace_is_compared_at_small_sizes_too() -> None:
-    found = stands(OneForLong().eval(), (torch.randn(2, 6, 6),), {}, {"x": {1: "T"}})
+    found = capture_fallbacks(OneForLong().eval(), (torch.randn(2, 6, 6),), {}, {"x": {1: "T"}})
     assert next(found).how == "torch.jit.script"
     assert next(found).how != "torch.jit.trace"
 

@@ -17,7 +17,7 @@ from generic_export.inference_target.tract.engines.streaming import Streaming
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.torch_graph.request import DynamicAxes
 from generic_export.torch_graph.sizes.declared_axes import dynamic_axes_of
-from generic_export.torchscript.fallback import stands
+from generic_export.torchscript.fallback import capture_fallbacks
 from tests.engine_check import Function, check
 
 Tensors = tuple[torch.Tensor, ...]
@@ -177,7 +177,9 @@ class Filled(nn.Module):
 
 def test_what_stands_for_a_module_is_compared_at_multiples() -> None:
     axes: DynamicAxes = {"x": {1: DynamicSize("T", 4)}}
-    assert [stand.how for stand in stands(Filled().eval(), lengths(2, 8), {}, axes, ["x"])][-1] == "torch.jit.trace"
+    assert [stand.how for stand in capture_fallbacks(Filled().eval(), lengths(2, 8), {}, axes, ["x"])][
+        -1
+    ] == "torch.jit.trace"
 
 
 def test_what_a_module_divides_by_is_tried_and_told(tmp_path: Path) -> None:

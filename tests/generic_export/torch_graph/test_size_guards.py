@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from generic_export.compat import torch_sympy
 from generic_export.torch_graph.sizes.answers import answer
-from generic_export.torch_graph.sizes.branch import Branch
 from generic_export.torch_graph.sizes.guards import conditions_of
+from generic_export.torch_graph.sizes.proofs import Branch
 from tests.engine_check import check
 
 _SIZE = sympy.Symbol("s", integer=True, positive=True)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from generic_export.errors import ArchiveError, DiskFullError, OptionError, OutputExistsError
 from generic_export.nnef import dat
-from generic_export.write import crew, entry_names, gzip_stream, output_path
+from generic_export.write import gzip_stream, output_path, worker_threads
 from generic_export.write.archive import ArchiveFormat, ArchiveWriter, archive_format_of, check_free_space
 from generic_export.write.sinks import tar_header
 from tests.systems import needs_links, needs_posix
@@ -119,7 +119,7 @@ def test_same_entries_give_the_same_file_whatever_the_time_and_the_threads(tmp_p
     digests = set()
     for threads in (1, 2, 4):
         monkeypatch.setattr(gzip_stream, "THREADS", threads)
-        monkeypatch.setattr(crew, "THREADS", threads)
+        monkeypatch.setattr(worker_threads, "THREADS", threads)
         path = write(tmp_path / f"m{threads}", level, entries)
         digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
     assert len(digests) == 1
@@ -166,9 +166,9 @@ def test_a_name_that_tract_would_lose_or_confuse_is_refused(tmp_path, name):
 @pytest.mark.parametrize("names", [("W.dat", "w.dat"), ("layer/a.dat", "Layer/b.dat")])
 def test_a_disk_that_ignores_case_takes_no_two_names_for_one(tmp_path, monkeypatch, names):
     entries = dict.fromkeys(("graph.nnef", *names), b"")
-    if not entry_names._ignores_case(tmp_path):
+    if not output_path._ignores_case(tmp_path):
         assert set(read(write(tmp_path / "both.nnef", None, entries))) == set(entries)
-    monkeypatch.setattr(entry_names, "_ignores_case", lambda folder: True)
+    monkeypatch.setattr(output_path, "_ignores_case", lambda folder: True)
     with pytest.raises(ArchiveError, match="one name on this disk"):
         write(tmp_path / "one.nnef", None, entries)
     assert not (tmp_path / "one.nnef").exists()

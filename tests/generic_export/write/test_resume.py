@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generic_export.write import crew
+from generic_export.write import worker_threads
 from generic_export.write.archive import ArchiveWriter, Entry, Resume, archive_format_of
 from generic_export.write.journal import Journal, OwnedFile, claim_journals, journal_paths
 from tests.systems import needs_posix
@@ -24,7 +24,7 @@ TGZ = 2
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
     """One thread, so that it is known which entries come before the interrupt."""
-    monkeypatch.setattr(crew, "THREADS", 1)
+    monkeypatch.setattr(worker_threads, "THREADS", 1)
 
 
 def payload(index: int) -> bytes:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from generic_export.errors import EngineRunError, OptionError
 from t2n_llm.bench.benchmark import Samples
+from t2n_llm.bench.compared_engines.protocol import Turns
 from t2n_llm.bench.comparison import ComparisonPlan, Point, SpeedComparison, SpeedRun, compare
-from t2n_llm.bench.rivals.protocol import Turns
 from t2n_llm.cli.comparison import Grid, plot_comparison
 from tests.systems import needs_posix
-from tests.t2n_llm.bench.rival_programs import llama_cpp_lacks
+from tests.t2n_llm.bench.engine_programs import llama_cpp_lacks
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
 from tests.trained_model import REAL_MODEL
 

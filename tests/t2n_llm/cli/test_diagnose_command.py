@@ -16,7 +16,7 @@ from generic_export.diagnose import Diagnosis, Outcome, Stage
 from generic_export.errors import CaptureError, EngineLoadError, SourceError, UnsupportedOperatorError, ValidationError
 from kvcache.compat import cache_in
 from t2n_llm.debug.call_sets import calls_of
-from t2n_llm.debug.tiny_twin import tiny_twin
+from t2n_llm.debug.tiny_model import tiny_model
 from t2n_llm.export.job import diagnose_command
 from t2n_llm.source.reference import SourceRef
 from tests.families import FAMILIES
@@ -232,7 +232,7 @@ def test_bad_input_is_told_in_one_line(words: list[str], told: str, tmp_path: Pa
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "phi3"])
 def test_the_calls_are_a_prefill_a_decode_step_and_a_chunk(family: str) -> None:
-    model = tiny_twin(FAMILIES[family]()).model()
+    model = tiny_model(FAMILIES[family]()).model()
     calls = calls_of(model)
     steps = [keywords["input_ids"].shape[1] for keywords in calls.keywords]
     pasts = [cache_in(keywords).get_seq_length() for keywords in calls.keywords]
@@ -246,7 +246,7 @@ def test_the_calls_are_a_prefill_a_decode_step_and_a_chunk(family: str) -> None:
 def test_a_recurrent_model_is_called_with_its_own_state() -> None:
     from transformers import AutoConfig
 
-    model = tiny_twin(AutoConfig.for_model("mamba2")).model()
+    model = tiny_model(AutoConfig.for_model("mamba2")).model()
     calls = calls_of(model)
     assert len(calls.keywords) >= 2
     assert {slot.kind for slot in cache_in(calls.keywords[0]).states()} == {"conv_state", "recurrent_state"}

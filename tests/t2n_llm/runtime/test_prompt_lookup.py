@@ -28,7 +28,7 @@ from t2n_llm.runtime.prompt_lookup import (
     require_logits,
 )
 from t2n_llm.runtime.sampling.choice import TokenChoice
-from t2n_llm.runtime.sampling.wishes import Sampling
+from t2n_llm.runtime.sampling.options import Sampling
 from tests.shared_folders import SharedExport
 from tests.t2n_llm.command_line import call, refused, strict_json
 

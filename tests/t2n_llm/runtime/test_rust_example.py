@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from t2n_llm.runtime.generate import ExportedModel
-from t2n_llm.runtime.sampling.wishes import Sampling
+from t2n_llm.runtime.sampling.options import Sampling
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "rust"
 PROGRAM = Path(os.environ.get("CARGO_TARGET_DIR", EXAMPLE / "target")) / "release" / "generate"

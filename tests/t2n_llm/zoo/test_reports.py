@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from generic_export.errors import OptionError
-from t2n_llm.zoo.compare import compare_runs
 from t2n_llm.zoo.expectations import Expected
-from t2n_llm.zoo.history import Run, Tally, keep_run, read_history, read_results, write_results
+from t2n_llm.zoo.history import Run, Tally, compare_runs, keep_run, read_history, read_results, write_results
 from t2n_llm.zoo.page import page
 from t2n_llm.zoo.tables import markdown, replace_table, summary
 from t2n_llm.zoo.verdict import CRASHED, FAILED, NOT_RUNNABLE, RIGHT, WRONG, CellVerdict, Check

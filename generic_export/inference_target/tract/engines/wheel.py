@@ -15,12 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from generic_export.devices import CPU, check_device
-from generic_export.errors import (
-    EngineLoadError,
-    EngineMissingError,
-    EngineRunError,
-    OptionError,
-)
+from generic_export.errors import EngineLoadError, EngineMissingError, EngineRunError, OptionError
 from generic_export.inference_target.tract.engines.device_forms import refuse_wrong_forms
 from generic_export.inference_target.tract.engines.engine import (
     Array,

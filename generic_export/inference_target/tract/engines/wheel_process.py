@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from generic_export.child_pipes import OverdueError, start_program
-from generic_export.errors import (
-    EngineCrashError,
-    EngineError,
-    EngineMissingError,
-    EngineRunError,
-    EngineTimeoutError,
-)
+from generic_export.errors import EngineCrashError, EngineError, EngineMissingError, EngineRunError, EngineTimeoutError
 from generic_export.inference_target.tract.engines import wheel_worker
 from generic_export.inference_target.tract.engines.engine import condense_error, last_words
 

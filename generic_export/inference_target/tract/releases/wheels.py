@@ -147,7 +147,7 @@ def _refused(release: SemanticVersion, said: str) -> EngineMissingError:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of `python -m ...releases wheels` and scripts/install_tract_wheels: one line per release."""
+    """Entry point of `python -m generic_export.inference_target.tract.releases wheels`: one line per release."""
     parser = argparse.ArgumentParser(
         prog=_COMMAND,
         description="Fetch the wheels of tract releases ahead of their use, each into a folder of its own.",

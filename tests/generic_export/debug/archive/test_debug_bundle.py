@@ -29,8 +29,8 @@ from generic_export import (
     assert_io_cmd_str,
     export_model_to_nnef,
 )
-from generic_export.debug.archive.redaction import redacted, without_identity
 from generic_export.debug.archive.through_onnx import opinion_through_onnx
+from generic_export.debug.privacy import redacted, without_identity
 from generic_export.errors import EngineCrashError, EngineMissingError, MismatchError, OptionError
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.nnef.dat import read_dat, write_dat

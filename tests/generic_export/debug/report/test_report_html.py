@@ -27,7 +27,7 @@ from generic_export.debug.records import (
     Stage,
     Verdict,
 )
-from generic_export.debug.report.report_html import diagnosis_html, write_html
+from generic_export.debug.report.report_html import diagnosis_html
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
@@ -247,12 +247,6 @@ def test_any_text_stays_text(text: str) -> None:
     assert odd.ids == plain.ids and odd.links == plain.links
 
 
-def test_the_file_is_written_whole(tmp_path: Path) -> None:
-    path = write_html(sample(), tmp_path / "report.html")
-    assert path.read_text(encoding="utf-8") == diagnosis_html(sample())
-    assert list(tmp_path.iterdir()) == [path]
-
-
 # --- in a browser -----------------------------------------------------------------------------------
 
 
@@ -269,7 +263,9 @@ def browse(*arguments: str, folder: Path) -> str:
 
 @needs_browser
 def test_a_link_to_a_piece_opens_its_details(tmp_path: Path) -> None:
-    page = write_html(sample(), tmp_path / "report.html").as_uri()
+    file = tmp_path / "report.html"
+    file.write_text(diagnosis_html(sample()), encoding="utf-8")
+    page = file.as_uri()
     closed = browse("--dump-dom", page, folder=tmp_path)
     assert 'class="script"' in closed and 'aria-expanded="true"' not in closed
     opened = browse("--dump-dom", f"{page}#p5", folder=tmp_path)

@@ -16,7 +16,7 @@ from t2n_llm import export_llm
 from t2n_llm.runtime.chat.conversation import HeldConversation
 from t2n_llm.runtime.chat.template import Message
 from t2n_llm.runtime.generate import ExportedModel
-from t2n_llm.runtime.sampling.wishes import Sampling
+from t2n_llm.runtime.sampling.options import Sampling
 from tests.families import FAMILIES
 from tests.recurrent_families import RECURRENT_FAMILIES
 from tests.t2n_llm.runtime.chat.conftest import save_talking_model

@@ -11,9 +11,9 @@ import pytest
 
 from generic_export.errors import ArchiveError, OptionError
 from t2n_llm.runtime.sampling.choice import MinP, Temperature, TopK, TopP, probabilities
+from t2n_llm.runtime.sampling.options import Sampling
 from t2n_llm.runtime.sampling.rules import RepetitionPenalty, Said
 from t2n_llm.runtime.sampling.settings import generation_settings, not_followed
-from t2n_llm.runtime.sampling.wishes import Sampling
 
 _NOTHING = Said([0], 1)
 

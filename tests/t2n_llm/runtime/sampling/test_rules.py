@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from t2n_llm.runtime.sampling.choice import MinP, Temperature, TopK, TopP
+from t2n_llm.runtime.sampling.options import Sampling
 from t2n_llm.runtime.sampling.rules import NoRepeatNGram, RepetitionPenalty, Said
-from t2n_llm.runtime.sampling.wishes import Sampling
 
 _VOCABULARY = 24
 _TOKENS = st.lists(st.integers(0, _VOCABULARY - 1), min_size=1, max_size=12)

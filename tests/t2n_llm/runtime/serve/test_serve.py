@@ -21,7 +21,7 @@ from openai import APIStatusError, BadRequestError, InternalServerError, NotFoun
 
 from t2n_llm.runtime.chat.conversation import HeldConversation
 from t2n_llm.runtime.generate import ExportedModel
-from t2n_llm.runtime.sampling.wishes import Sampling
+from t2n_llm.runtime.sampling.options import Sampling
 from tests.systems import WINDOWS
 from tests.t2n_llm.command_line import call, refused
 from tests.t2n_llm.fork_server import PipedCommand
