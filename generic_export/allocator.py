@@ -54,10 +54,16 @@ def malloc_settings(wanted: Mapping[Malloc, int]) -> Iterator[None]:
         malloc_trim(ctypes.c_size_t(0))
 
 
+def return_freed_memory() -> None:
+    """Give the memory that was freed back to the system, before work that needs much of it."""
+    with malloc_settings({}):
+        pass
+
+
 def _outside(parameter: Malloc) -> int:
     name, default = _ENVIRONMENT[parameter]
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() else default
 
 
-__all__ = ["Malloc", "malloc_settings"]
+__all__ = ["Malloc", "malloc_settings", "return_freed_memory"]

@@ -153,10 +153,6 @@ class NumericRangeError(TranslationError):
     """A tensor has values that its dtype cannot represent."""
 
 
-class CacheRangeError(NumericRangeError):
-    """Keys or values exceed the range of the KV cache's dtype."""
-
-
 # --- 3. write ---------------------------------------------------------------------------------
 
 

@@ -239,10 +239,10 @@ def _capture_once(model: Path) -> None:
 
     capture, captured = text_generation.build_graph, {}
 
-    def build_graph(config: Any, options: Any, *, ranges: Any = None, **further: Any) -> Any:
+    def build_graph(config: Any, options: Any, **further: Any) -> Any:
         key = config.to_json_string(), options, tuple(further.items())
-        if ranges is not None or key not in captured:
-            captured[key] = capture(config, options, ranges=ranges, **further)
+        if key not in captured:
+            captured[key] = capture(config, options, **further)
         return captured[key]
 
     text_generation.build_graph = build_graph  # type: ignore[assignment]

@@ -9,12 +9,13 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from generic_export.weights.half import CastReport
 from generic_export.write.document import write_document
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.storage import finish_model
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.frontend import frontend_graphs, frontend_of
 from t2n_llm.tasks.frontends.kind import FrontEnd
-from t2n_llm.weights.names import constant_sources
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def written(
     graph_options = GraphOptions(dtype=dtype, activations=activations, **options)
     front = frontend_of(source, graph_options, input_name)
     assert front is not None
-    (graph,) = frontend_graphs(source, graph_options, input_name)
+    (captured,) = frontend_graphs(source, graph_options, input_name)
+    graph = finish_model(captured, graph_options).with_sources(CastReport())
     archive = Path(mkdtemp(dir=folder)) / "frontend.nnef"
-    write_document(archive, graph.graph, constant_sources(graph.graph, graph.skeleton.buffers), compression_level=None)
+    write_document(archive, graph.document, graph.sources, compression_level=None)
     return FrontEndArchive(front, archive, (archive / "graph.nnef").read_text())

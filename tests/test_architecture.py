@@ -110,6 +110,7 @@ ORDER = {
         check
         graph
         compress
+        model_graph
         weights
         source
         runtime/chat/template

@@ -73,6 +73,16 @@ class ArchivePlan:
         return hashlib.sha256(self.text + json.dumps(list(self.sizes.items())).encode()).hexdigest()
 
 
+def match_sources(graph: NnefGraph, sources: Mapping[str, TensorSource]) -> tuple[tuple[str, TensorSource], ...]:
+    """Return the label and the source of each variable of a document.
+
+    Raises:
+        MissingTensorError: a variable has no source.
+        WeightError: a source has another shape or element type than its variable.
+    """
+    return tuple((variable.label, _matching_source(variable, sources)) for variable in graph.variables)
+
+
 def plan_document(graph: NnefGraph, sources: Mapping[str, TensorSource]) -> ArchivePlan:
     """Match a document's variables with their sources.
 
@@ -86,7 +96,7 @@ def plan_document(graph: NnefGraph, sources: Mapping[str, TensorSource]) -> Arch
         TensorFormatError: a tensor is above what a `.dat` file holds; the message names it and says what to do.
     """
     text = graph_text(graph).encode()
-    matched = tuple((variable.label, _matching_source(variable, sources)) for variable in graph.variables)
+    matched = match_sources(graph, sources)
     sizes = {f"{label}{_SUFFIX}": len(_header(source, label)) + source.nbytes for label, source in matched}
     return ArchivePlan(text, matched, {GRAPH_FILE: len(text)} | sizes)
 

@@ -1,6 +1,6 @@
 """How a model takes its states and gives them back: transformers' `Cache` for most, a file here where a family differs.
 
-In: a model. Out: a `StateForm`, which the skeleton runs with explicit tensors, and the PyTorch reference with the model's own.
+In: a model. Out: a `StateForm`, which a captured model runs with explicit tensors, and the PyTorch reference with the model's own.
 """
 
 from __future__ import annotations

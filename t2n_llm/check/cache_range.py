@@ -1,18 +1,20 @@
-"""Keys and values against the range of an f16 cache: as large as PyTorch saw them on the check's texts.
+"""The dtype of KV caches, from the largest keys and values that PyTorch computes on the check's texts.
 
-In: the states that PyTorch kept. Out: their largest magnitudes, and an error where the caches of an export do not hold them.
+In: the states of a reference run. Out: their largest magnitudes, and options whose caches hold them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from generic_export.errors import CacheRangeError
+from generic_export.errors import NumericRangeError
 from generic_export.torch_graph.precision.scale_groups import F16_LIMIT, HEADROOM
 from kvcache.states.tensors import Slot
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.reporter import Reporter
 
 
 def largest_values(states: Mapping[Slot, np.ndarray]) -> dict[Slot, float]:
@@ -35,43 +37,45 @@ def by_kind(largest: Mapping[Slot, float]) -> dict[str, float]:
     return {kind: max(size for slot, size in largest.items() if slot.kind == kind) for kind in sorted(kinds)}
 
 
-def require_range(largest: Mapping[Slot, float], options: GraphOptions) -> None:
-    """Refuse f16 caches for keys and values that f16 does not hold.
-
-    Raises:
-        CacheRangeError: the message names the layer.
-    """
-    caches = {slot: size for slot, size in largest.items() if _is_cache(slot.kind)}
-    slot = max(caches, key=lambda each: caches[each], default=None)
-    if slot is None or not options.keeps_half_cache or caches[slot] <= F16_LIMIT:
-        return
-    raise CacheRangeError(
-        f"{slot.kind} of layer {slot.layer} reaches {caches[slot]:.3g} on the check's text; f16 holds at most "
-        f"{F16_LIMIT:.0f}.",
-        "Use --cache-dtype f32, with f32 activations.",
-    )
-
-
-def require_room(largest: Mapping[str, float], options: GraphOptions) -> None:
-    """Refuse f16 caches that nobody asked for where values eight times as large as those seen would not fit.
+def choose_cache_dtype(options: GraphOptions, largest: Mapping[Slot, float], reporter: Reporter) -> GraphOptions:
+    """Decide `cache_dtype=auto`: f32 where values eight times as large as those measured exceed f16.
 
     Args:
-        largest: of each kind of state.
-        options: of the export.
+        options: of an export.
+        largest: magnitude of each state, by slot.
+        reporter: receives a warning when the caches become f32.
 
     Raises:
-        CacheRangeError: the message names the kind.
+        NumericRangeError: f16 caches are asked for, and do not hold what was measured; the message names the layer.
     """
-    kind = max((each for each in largest if _is_cache(each)), key=lambda each: largest[each], default=None)
-    if kind is not None and options.may_widen_cache and largest[kind] * HEADROOM > F16_LIMIT:
-        raise CacheRangeError(
-            f"{kind} reaches {largest[kind]:.3g} on the check's text; f16 holds at most {F16_LIMIT:.0f}.",
-            "Use --cache-dtype f32.",
-        )
+    slot = _largest_cache(largest)
+    if slot is None or not options.may_widen_cache or largest[slot] * HEADROOM <= F16_LIMIT:
+        require_range(options, largest)
+        return options
+    reporter.warn(f"{_excess(slot, largest)}: caches are f32.")
+    return replace(options, cache_dtype="f32")
 
 
-def _is_cache(kind: str) -> bool:
-    return kind.endswith(("_key", "_value"))
+def require_range(options: GraphOptions, largest: Mapping[Slot, float]) -> None:
+    """Refuse f16 caches for keys and values that exceed f16.
+
+    Raises:
+        NumericRangeError: the message names the layer.
+    """
+    slot = _largest_cache(largest)
+    if slot is not None and options.keeps_half_cache and largest[slot] > F16_LIMIT:
+        raise NumericRangeError(f"{_excess(slot, largest)}.", "Use --cache-dtype f32, with f32 activations.")
 
 
-__all__ = ["by_kind", "largest_of_all", "largest_values", "require_range", "require_room"]
+def _largest_cache(largest: Mapping[Slot, float]) -> Slot | None:
+    """Return the slot of the largest key or value."""
+    caches = (slot for slot in largest if slot.kind.endswith(("_key", "_value")))
+    return max(caches, key=lambda slot: largest[slot], default=None)
+
+
+def _excess(slot: Slot, largest: Mapping[Slot, float]) -> str:
+    reached = f"{slot.kind} of layer {slot.layer} reaches {largest[slot]:.3g} on the check's text"
+    return f"{reached}; f16 holds at most {F16_LIMIT:.0f}"
+
+
+__all__ = ["by_kind", "choose_cache_dtype", "largest_of_all", "largest_values", "require_range"]

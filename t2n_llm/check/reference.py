@@ -176,7 +176,6 @@ class ReferenceRun:
         greedy_ids: the greedy continuation of the prompt, `greedy_steps` ids.
         greedy_logits: [greedy_steps, vocab]; row i chose `greedy_ids[i]`.
         text_states: what the model keeps after the whole text; keys and values are [1, Hkv, L, D].
-        original_logits: [L, vocab] of the model as its checkpoint has it, when `text_logits` come from other weights.
         past_states: the states of fixed size before the last token of the text; empty where a pass is too dear to know them.
         fed_in_chunks: [L, vocab], the logits where the text is fed in the plan's chunks, of a model that answers differently then.
     """
@@ -186,7 +185,6 @@ class ReferenceRun:
     greedy_ids: tuple[int, ...]
     greedy_logits: np.ndarray
     text_states: Mapping[Slot, np.ndarray]
-    original_logits: np.ndarray | None = None
     past_states: Mapping[Slot, np.ndarray] = field(default_factory=dict)
     fed_in_chunks: np.ndarray | None = None
 
@@ -221,6 +219,7 @@ def run_reference(
     residency: Residency | None = None,
     adapter: Adapter | None = None,
     overrides: ArchiveWeights | None = None,
+    decodes: bool = True,
     tell: Steps = no_steps,
 ) -> ReferenceRun:
     """Load the checkpoint in f32 and run the plan; the model is released before this returns.
@@ -231,7 +230,8 @@ def run_reference(
         trust_remote_code: allow code that comes with the model.
         residency: where the weights stay; None keeps them in memory.
         adapter: merged into the weights.
-        overrides: the weights of a compressed archive, to run the plan with; the original's text logits are kept too.
+        overrides: the weights of a compressed archive, to run the plan with.
+        decodes: generate tokens; False runs the text alone.
         tell: receives how many tokens are generated, and how many will be.
 
     Raises:
@@ -239,12 +239,12 @@ def run_reference(
         ArchiveError, ValidationError: the overrides cannot be read, or belong to another model.
     """
     loaded = reference_model(folder, residency, adapter=adapter, trust_remote_code=trust_remote_code)
-    original = None
     with torch.no_grad(), loaded as model:
         if overrides is not None:
-            original, _ = _run_text(model, plan.text_ids)
             overrides.apply(model)
         text_logits, states = _run_text(model, plan.text_ids)
+        if not decodes:
+            return ReferenceRun(plan, text_logits, (), text_logits[:0], states)
         in_chunks = _run_chunks(model, plan) if plan.depends_on_feeding else None
         past = {} if plan.teacher_forced else _fixed_states(model, plan.text_ids[:-1], states)
         prompt = plan.text_ids[: plan.prompt_length]
@@ -252,7 +252,7 @@ def run_reference(
             ids, greedy_logits = _continue(model, prompt, plan.greedy_steps, text_logits[plan.prompt_length - 1], tell)
         else:
             ids, greedy_logits = _run_greedy(model, prompt, plan.greedy_steps, tell)
-    return ReferenceRun(plan, text_logits, ids, greedy_logits, states, original, past, in_chunks)
+    return ReferenceRun(plan, text_logits, ids, greedy_logits, states, past, in_chunks)
 
 
 def run_reference_apart(folder: Path, plan: CheckPlan, *, tell: Steps = no_steps, **options: Any) -> ReferenceRun:

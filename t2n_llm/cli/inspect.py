@@ -1,4 +1,4 @@
-"""`t2n-llm inspect`: what is in an archive, as tables, as its coloured text, or as JSON."""
+"""`t2n-llm inspect` and `env`: the content of an archive as tables, colored text or JSON; the environment for a bug report."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from t2n_llm.inspect.inspection import Inspection
+
 
 _EXIT_REFUSED = 1
 
@@ -180,3 +181,19 @@ def _engine_lines(inspection: Inspection) -> Iterator[str]:
     yield f"tract {view.version}: {state}, {size_text(view.peak_rss_bytes)} of memory to load and optimize"
     yield f"  inputs    {escape('; '.join(map(str, view.inputs)))}"
     yield f"  outputs   {escape('; '.join(map(str, view.outputs)))}"
+
+
+# --- environment -------------------------------------------------------------------------------------
+
+
+def env(as_json: JsonOption = False, quiet: QuietOption = False) -> None:
+    """Show versions, processor, memory, disk and variables for a bug report.
+
+    Exit code 0: shown. 2: bad input. 3: a bug.
+    """
+    with open_sink(as_json, quiet) as sink:
+        from t2n_llm.inspect.environment import read_environment
+
+        found = read_environment()
+    sink.record(found.asdict())
+    sink.show(filled_table(("t2n-llm env", ""), found.rows()))

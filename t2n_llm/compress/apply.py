@@ -1,148 +1,50 @@
-"""Compressing a language model on its way into the archive: what a recipe means for it (`compression_plan`) and plain sources
-in; the sources that make blocks, and a record of what became of each tensor out.
+"""Compressing a model on its way into the archive.
+
+In: a `CompressionPlan` and a `ModelGraph` with plain sources. Out: a `StoredGraph` whose sources make blocks.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 from generic_export.errors import WeightError
 from generic_export.nnef.dat import BLOCK_FORMATS
 from generic_export.nnef.dtypes import TRACT_DTYPES
-from generic_export.nnef.graph import NnefGraph, NnefVariable
+from generic_export.nnef.graph import NnefVariable
 from generic_export.weights.half import CastReport, cast_tensor
-from generic_export.weights.part import TensorPart
 from generic_export.weights.source import BlockTensorSource, RenamedTensor, TensorSource
 from quant.algorithms import BUILT_IN, DEFAULT_ALGORITHM, find_algorithm
 from quant.factors import multiplied
 from quant.imatrix import ImatrixQuantizer
 from quant.prequantized import ExactTensor, StoredQ4
 from quant.protocol import InputStatistics, Quantizer
-from quant.recipe import Recipe
 from quant.stream import QuantizationReport, QuantizedTensor, Remainder
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.plan import CompressionPlan, oriented, uncast
-from t2n_llm.weights.archive_weights import ArchiveWeights
+from t2n_llm.compress.stored_graph import StoredGraph, TensorRecord
+from t2n_llm.model_graph import ModelGraph
 
 KEPT_BLOCKS = "as stored"
-"""What `TensorRecord.algorithm` says of blocks that come from the checkpoint as they are."""
+"""`TensorRecord.algorithm` of blocks that come from the checkpoint as they are."""
 
 _TORCH_DTYPES = {name: dtype for dtype, name in TRACT_DTYPES.items()}
 
 
-@dataclass(frozen=True)
-class TensorRecord:
-    """What became of one tensor.
-
-    Attributes:
-        label: its name in the archive.
-        parameters: the model's parameters that it stands for.
-        shape: as stored.
-        scheme: element type or block format.
-        algorithm: what chose its values, or "".
-        bytes: of its values.
-        axes: the order of the parameter's axes in the archive, or None when unchanged.
-        part: what the tensor is of its parameter, or None when it is all of it.
-        replaced: calibration gave it other values than the checkpoint's.
-        factor: what the parameter's values are multiplied with in the archive.
-        kept_reason: why it is not quantised although its kind could be, or "".
-        residual_of: label of the tensor to which this one is added, or "".
-        relative_error: squared error over energy, once streamed; None when nothing was measured.
-        output_error: the same of the layer's outputs on the calibration text; None without calibration.
-    """
-
-    label: str
-    parameters: tuple[str, ...]
-    shape: tuple[int, ...]
-    scheme: str
-    algorithm: str
-    bytes: int
-    axes: tuple[int, ...] | None = None
-    part: TensorPart | None = None
-    replaced: bool = False
-    factor: float = 1.0
-    kept_reason: str = ""
-    residual_of: str = ""
-    relative_error: float | None = None
-    output_error: float | None = None
-
-    @property
-    def values(self) -> int:
-        """How many values of the model it holds: none of its own, where it is added to another tensor."""
-        return 0 if self.residual_of else math.prod(self.shape)
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits that a value takes."""
-        return 8 * self.bytes / max(1, math.prod(self.shape))
-
-
-@dataclass(frozen=True)
-class Compression:
-    """A compressed model, ready to be written.
-
-    Attributes:
-        recipe: what was asked for.
-        graph: reads the tensors as they will be stored.
-        sources: one per variable of the graph.
-        warnings: what the user should know (rules that match nothing).
-        errors: filled while the sources are streamed.
-    """
-
-    recipe: Recipe
-    graph: NnefGraph
-    sources: Mapping[str, TensorSource]
-    records: tuple[TensorRecord, ...]
-    warnings: tuple[str, ...]
-    errors: QuantizationReport = field(default_factory=QuantizationReport)
-
-    def measured_records(self) -> tuple[TensorRecord, ...]:
-        """Return the records with the errors that streaming measured."""
-        rests = {record.residual_of: record.label for record in self.records if record.residual_of}
-        return tuple(replace(record, relative_error=self._error(record, rests)) for record in self.records)
-
-    def _error(self, record: TensorRecord, rests: Mapping[str, str]) -> float | None:
-        """Return the relative error of a weight; of one that is the sum of two, that of the sum, which the first record has."""
-        own = self.errors.errors.get(record.label)
-        if own is None or record.residual_of:
-            return record.relative_error
-        left = self.errors.errors.get(rests.get(record.label, ""))
-        return own.relative_error if left is None else replace(own, squared_error=left.squared_error).relative_error
-
-    def weights_in(self, archive: Path) -> ArchiveWeights:
-        """Return what puts the values that the archive holds into a PyTorch model."""
-        return ArchiveWeights.of_records(archive, [asdict(record) for record in self.records])
-
-    def summary(self) -> dict[str, Any]:
-        """Return what `export.json` records: the recipe, the size, and each tensor."""
-        records = self.measured_records()
-        total, values = sum(record.bytes for record in records), sum(record.values for record in records)
-        return {
-            "recipe": self.recipe.asdict(),
-            "bytes": total,
-            "bits_per_weight": 8 * total / max(1, values),
-            "tensors": [asdict(record) | {"bits_per_weight": record.bits_per_weight} for record in records],
-        }
-
-
 def compress(
     plan: CompressionPlan,
-    sources: Mapping[str, TensorSource],
+    model: ModelGraph,
     *,
     algorithms: Mapping[str, Quantizer] = BUILT_IN,
     overrides: Mapping[str, TensorSource] | None = None,
     output_errors: Mapping[str, float] | None = None,
     statistics: Mapping[str, InputStatistics] | None = None,
-) -> Compression:
+) -> StoredGraph:
     """Give every tensor of a plan its source.
 
     Args:
-        plan: made for the model that the sources belong to.
-        sources: per label, cast to the graph's element type; what is quantised is taken from before that cast.
+        plan: made for the model.
+        model: its sources are cast to the graph's element type; what is quantised is taken from before that cast.
         algorithms: name -> quantizer, for the algorithms that need no calibration.
         overrides: per label, what takes a source's place: blocks, or plain float values.
         output_errors: per label, what calibration measured of those.
@@ -157,7 +59,7 @@ def compress(
     final: dict[str, TensorSource] = {}
     twice = {variable.residual_of for variable in plan.graph.variables}
     for variable in plan.graph.variables:
-        label, plain = variable.label, sources[plan.shared.get(variable.label, variable.label)]
+        label, plain = variable.label, model.sources[plan.shared.get(variable.label, variable.label)]
         if variable.residual_of or label in twice:
             changed = replaced.get(variable.residual_of or label)
             whole = plain if changed is None else multiplied(changed, variable.factor)
@@ -174,7 +76,8 @@ def compress(
         for variable in plan.graph.variables
     )
     warnings = tuple(f"recipe {plan.recipe.name}: the rule {pattern!r} matches no tensor." for pattern in plan.idle)
-    return Compression(plan.recipe, plan.graph, final, records, warnings, report)
+    stored = replace(model, nnef=plan.graph, sources=final)
+    return StoredGraph(stored, (), plan.recipe, records, warnings, report)
 
 
 def _half_of_sum(

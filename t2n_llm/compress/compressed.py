@@ -1,6 +1,6 @@
 """What an export does about a compression that was asked for.
 
-In: `CompressionOptions` and a captured model. Out: a `Compression` of each archive, whose sources live as long as a `with` block.
+In: `CompressionOptions` and the graphs of a model. Out: a `StoredGraph` for each, whose sources live as long as a `with` block.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from generic_export.errors import CaptureError, MissingTokenizerError, NotEnoughMemoryError
-from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.source import TensorSource
 from quant.protocol import InputStatistics
 from quant.stream import PackedBlocks
 from quant.weighted_search import prepare_search
 from t2n_llm.compress.algorithms import CALIBRATED, IMATRIX, CalibratedAlgorithm
-from t2n_llm.compress.apply import Compression, compress
+from t2n_llm.compress.apply import compress
 from t2n_llm.compress.calibration import Calibration
 from t2n_llm.compress.plan import CompressionPlan, plan_compression, product_shapes, quantizations
 from t2n_llm.compress.progress import Progress, SensitivityProgress
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.compress.sensitivity import Quantization
 from t2n_llm.compress.statistics import read_statistics, write_statistics
+from t2n_llm.compress.stored_graph import StoredGraph
+from t2n_llm.model_graph import ModelGraph
 from t2n_llm.reporter import Reporter
-from t2n_llm.source.empty_model import Weightless
 from t2n_llm.source.hub import ModelSource
 
 if TYPE_CHECKING:
@@ -47,33 +47,18 @@ def prepare(options: CompressionOptions, reporter: Reporter) -> None:
         prepare_search()
 
 
-@dataclass(frozen=True)
-class Captured:
-    """An archive of a model as an export without compression would write it.
-
-    Attributes:
-        skeleton: the model it is captured from.
-        graph: the document.
-        sources: of its tensors, by label.
-    """
-
-    skeleton: Weightless
-    graph: NnefGraph
-    sources: Mapping[str, TensorSource]
-
-
 @contextmanager
 def compressed(
     options: CompressionOptions,
     source: ModelSource,
     calibration: Calibration,
-    parts: Sequence[Captured],
+    parts: Sequence[ModelGraph],
     reporter: Reporter,
     *,
     workspace: Workspace,
     dry: bool = False,
-) -> Iterator[tuple[Compression | None, ...]]:
-    """Yield the compressed form of each archive of a model, None for each when no compression was asked for.
+) -> Iterator[tuple[StoredGraph, ...]]:
+    """Yield each archive of a model as a recipe stores it; plain without a recipe.
 
     Args:
         options: what was asked for.
@@ -90,7 +75,7 @@ def compressed(
     """
     recipe = options.recipe()
     if recipe is None or not recipe.rules:
-        yield (None,) * len(parts)
+        yield tuple(StoredGraph(part) for part in parts)
         return
     algorithms = options.algorithms()
     read = [_read_statistics(options, source, part, reporter) for part in parts]
@@ -102,9 +87,7 @@ def compressed(
             costs = _divergences(options, recipe, calibration, parts, reporter)
             if not costs and options.calibrates():
                 known |= calibration.statistics()
-    plans = [
-        plan_compression(recipe, part.skeleton, part.graph, part.sources, algorithms, known, costs) for part in parts
-    ]
+    plans = [plan_compression(recipe, part, algorithms, known, costs) for part in parts]
     given = [_given(options, plan, statistics, reporter) for plan, statistics in zip(plans, read, strict=True)]
     chosen = {} if dry else _chosen(options, plans)
     with workspace() if chosen else nullcontext() as work:
@@ -115,7 +98,7 @@ def compressed(
             compressions.append(
                 compress(
                     plan,
-                    part.sources,
+                    part,
                     algorithms=algorithms,
                     overrides=made.sources,
                     output_errors=made.output_errors,
@@ -131,13 +114,13 @@ def _divergences(
     options: CompressionOptions,
     recipe: Recipe,
     calibration: Calibration,
-    parts: Sequence[Captured],
+    parts: Sequence[ModelGraph],
     reporter: Reporter,
 ) -> dict[str, float]:
     """Return what quantising each parameter alone costs, by name; nothing, and a warning, where it cannot be measured."""
     wanted: dict[str, Quantization] = {}
     for part in parts:
-        wanted |= quantizations(recipe, part.skeleton, part.graph, options.algorithms())
+        wanted |= quantizations(recipe, part, options.algorithms())
     started = time.monotonic()
     try:
         return calibration.divergences(wanted, lambda done: reporter.stage(_told(done, time.monotonic() - started)))
@@ -147,12 +130,12 @@ def _divergences(
 
 
 def _read_statistics(
-    options: CompressionOptions, source: ModelSource, part: Captured, reporter: Reporter
+    options: CompressionOptions, source: ModelSource, part: ModelGraph, reporter: Reporter
 ) -> Mapping[str, InputStatistics]:
     """Return what an imatrix file says, by parameter name; nothing without one."""
     if options.imatrix is None:
         return {}
-    found = read_statistics(options.imatrix, source, product_shapes(part.graph, part.skeleton))
+    found = read_statistics(options.imatrix, source, product_shapes(part))
     for warning in found.warnings:
         reporter.warn(warning)
     return found.statistics

@@ -1,6 +1,6 @@
 """What a recipe means for one model, before anything is read: which tensors become blocks, chosen by what.
 
-In: a recipe, a captured graph, its skeleton. Out: a `CompressionPlan` with the graph that reads blocks.
+In: a recipe, a `ModelGraph` with sources. Out: a `CompressionPlan` with the graph that reads blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from quant.recipe import QUANTIZED_SCHEMES, Choice, Recipe, TensorName, choose
 from quant.stream import PermutedTensor
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.sensitivity import Inputs, Quantizable, Quantization, Sensitivities
-from t2n_llm.source.empty_model import Weightless, names_shared
+from t2n_llm.model_graph import ModelGraph
+from t2n_llm.source.empty_model import names_shared
 
 _PLAIN_BYTES = {"f16": 2, "f32": 4}
 
@@ -71,9 +72,7 @@ class CompressionPlan:
 
 def plan_compression(
     recipe: Recipe,
-    skeleton: Weightless,
-    graph: NnefGraph,
-    sources: Mapping[str, TensorSource],
+    model: ModelGraph,
     algorithms: Mapping[str, Quantizer] = BUILT_IN,
     statistics: Mapping[str, InputStatistics] | None = None,
     divergences: Mapping[str, float] | None = None,
@@ -82,9 +81,7 @@ def plan_compression(
 
     Args:
         recipe: which tensors become blocks.
-        skeleton: gives tied names, and which parameters are embeddings and head.
-        graph: with plain tensors only.
-        sources: per label; read only when the recipe has a size to fill.
+        model: with a document of plain tensors, and their sources, which are read only when the recipe has a size to fill.
         algorithms: name -> quantizer, for the sensitivity of tensors.
         statistics: parameter name -> what is known of its inputs, for the same.
         divergences: parameter name -> KL that quantising it alone brings about, where that was measured.
@@ -93,7 +90,7 @@ def plan_compression(
         OptionError: the size asked for cannot be reached, or f32 is asked for in an f16 graph.
         WeightError: a tensor cannot be quantised (inf, nan).
     """
-    parts = _parts(graph, skeleton)
+    graph, parts = model.document, _parts(model)
     choices, idle = choose(recipe, [part.name for part in parts])
     _check_plain_schemes(choices, parts, graph)
     kept = {part.name.name: _obstacle(part, choices) for part in parts}
@@ -101,7 +98,7 @@ def plan_compression(
     if recipe.target_size is not None:
         quantizers = {name: algorithms.get(choice.algorithm) for name, choice in choices.items()}
         known = Sensitivities(quantizers, statistics or {}, divergences or {})
-        for name, scheme in _filling(recipe.target_size, graph, sources, parts, formats, known).items():
+        for name, scheme in _filling(recipe.target_size, graph, model.sources, parts, formats, known).items():
             formats[name] = scheme
             if not scheme:
                 del formats[name]
@@ -118,7 +115,7 @@ def plan_compression(
         algorithms=dict.fromkeys((*second, *second.values()), DEFAULT_ALGORITHM)
         | {label: _algorithm(label, parts, choices) for label, scheme in schemes.items() if scheme == "q4_0"},
         kept={part.label: kept[part.name.name] for part in parts},
-        parameters=_parameters(parts, skeleton),
+        parameters=_parameters(parts, model),
         axes={label: use.axes for label, use in storage_uses(graph).items()},
         shared=shared | {rest: shared.get(label, label) for label, rest in second.items()},
         idle=tuple(idle),
@@ -126,10 +123,10 @@ def plan_compression(
 
 
 def quantizations(
-    recipe: Recipe, skeleton: Weightless, graph: NnefGraph, algorithms: Mapping[str, Quantizer] = BUILT_IN
+    recipe: Recipe, model: ModelGraph, algorithms: Mapping[str, Quantizer] = BUILT_IN
 ) -> dict[str, Quantization]:
     """Return how each parameter would be stored that a recipe quantises, whatever size it has to fill."""
-    parts = _parts(graph, skeleton)
+    parts = _parts(model)
     choices, _ = choose(recipe, [part.name for part in parts])
     return {
         part.name.name: _quantization(choices[part.name.name], part.use.axes, algorithms)
@@ -146,14 +143,14 @@ def _quantization(choice: Choice, axes: tuple[int, ...] | None, algorithms: Mapp
     return Quantization(choice.scheme, calibrated.quantizer, inputs, axes)
 
 
-def product_shapes(graph: NnefGraph, skeleton: Weightless) -> dict[str, tuple[int, ...]]:
+def product_shapes(model: ModelGraph) -> dict[str, tuple[int, ...]]:
     """Return, for the parameters that are weights of products, their shape [..., K] as blocks want it."""
-    shapes = {variable.label: variable.shape for variable in graph.variables}
+    shapes = {variable.label: variable.shape for variable in model.document.variables}
     return {
         part.name.name: tuple(shapes[part.label][axis] for axis in part.use.axes)
         if part.use.axes is not None
         else shapes[part.label]
-        for part in _parts(graph, skeleton)
+        for part in _parts(model)
         if part.use.multiplied
     }
 
@@ -161,12 +158,12 @@ def product_shapes(graph: NnefGraph, skeleton: Weightless) -> dict[str, tuple[in
 # --- what the recipe says of each tensor ----------------------------------------------------------
 
 
-def _parts(graph: NnefGraph, skeleton: Weightless) -> list[_Part]:
+def _parts(model: ModelGraph) -> list[_Part]:
     """Return every tensor that blocks could be made of, with its role; a tied table counts as embeddings and as head."""
-    embeddings, head = (_weight_name(skeleton, f"get_{end}_embeddings") for end in ("input", "output"))
-    tied = names_shared(skeleton.tied)
+    embeddings, head = (_weight_name(model.network, f"get_{end}_embeddings") for end in ("input", "output"))
+    tied = names_shared(model.tied)
     parts: list[_Part] = []
-    for label, use in storage_uses(graph).items():
+    for label, use in storage_uses(model.document).items():
         names = tied.get(label, (label,))
         if use.gathered and use.multiplied and len(names) > 1:
             product = head if head in names else next(name for name in names if name != label)
@@ -186,22 +183,21 @@ def _role(use: StorageUse, is_head: bool) -> str:
     return "@embeddings" if use.gathered else ""
 
 
-def head_names(skeleton: Weightless) -> tuple[str, ...]:
+def head_names(model: ModelGraph) -> tuple[str, ...]:
     """Return every name of the parameter that makes the logits; nothing where a model has no head."""
-    name = _weight_name(skeleton, "get_output_embeddings")
+    name = _weight_name(model.network, "get_output_embeddings")
     if name is None:
         return ()
-    stored = skeleton.tied.get(name, name)
-    return names_shared(skeleton.tied).get(stored, (stored,))
+    stored = model.tied.get(name, name)
+    return names_shared(model.tied).get(stored, (stored,))
 
 
-def _weight_name(skeleton: Weightless, getter: str) -> str | None:
-    model: Any = skeleton.network
+def _weight_name(network: Any, getter: str) -> str | None:
     try:
-        wanted = getattr(model, getter)()
+        wanted = getattr(network, getter)()
     except (AttributeError, NotImplementedError):  # a model that has no such layer
         return None
-    return next((f"{path}.weight" for path, module in model.named_modules() if module is wanted), None)
+    return next((f"{path}.weight" for path, module in network.named_modules() if module is wanted), None)
 
 
 def _obstacle(part: _Part, choices: Mapping[str, Choice]) -> str:
@@ -367,9 +363,9 @@ def _algorithm(label: str, parts: Sequence[_Part], choices: Mapping[str, Choice]
     return next(choices[part.name.name].algorithm for part in parts if part.label == label)
 
 
-def _parameters(parts: Sequence[_Part], skeleton: Weightless) -> dict[str, tuple[str, ...]]:
+def _parameters(parts: Sequence[_Part], model: ModelGraph) -> dict[str, tuple[str, ...]]:
     """Return the names of the model's parameters that each stored tensor stands for."""
-    tied = names_shared(skeleton.tied)
+    tied = names_shared(model.tied)
     names: dict[str, list[str]] = {}
     for part in parts:
         names.setdefault(part.label, []).append(part.name.name)

@@ -97,6 +97,12 @@ class CompressionOptions:
 
         return load_algorithms(self.quantizers) if self.quantizers or self.name or self.file else BUILT_IN
 
+    @property
+    def compresses(self) -> bool:
+        """Whether a recipe changes tensors."""
+        recipe = self.recipe()
+        return recipe is not None and bool(recipe.rules)
+
     def recipe(self) -> Recipe | None:
         """Return the recipe, or None without compression.
 

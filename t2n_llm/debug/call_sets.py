@@ -18,7 +18,7 @@ from kvcache.compat import CACHE_NAMES, cache_keyword, cache_of
 from kvcache.forms import StateForm, state_form
 from kvcache.operators import ExportedCode
 from kvcache.states.tensors import States, StateTensor
-from t2n_llm.graph.skeleton import probe_states
+from t2n_llm.graph.causal_lm import probe_states
 
 logger = logging.getLogger(__name__)
 

@@ -40,13 +40,13 @@ from generic_export.logs import logging_at
 from generic_export.torch_graph.capture.tracer import torch_version
 from generic_export.torch_graph.request import DynamicAxes
 from generic_export.torch_graph.source_lines import PACKAGE, running_source
-from kvcache import explicit_attention, explicit_experts, explicit_operators
+from kvcache import explicit_operators
 from kvcache.compat import cache_keyword, cache_of
 from kvcache.operators import OperatorNames
 from t2n_llm.debug.tiny_model import tiny_model
-from t2n_llm.graph.capture import FUSIONS, TORCHSCRIPT
+from t2n_llm.graph.capture import FUSIONS, TORCHSCRIPT, WRAPPER_ATTRIBUTE
+from t2n_llm.graph.causal_lm import causal_lm
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.skeleton import WRAPPER_ATTRIBUTE, build_skeleton
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import open_config
@@ -195,19 +195,16 @@ def _versions() -> dict[str, str]:
 
 
 def _decoder_coverage(cut: LayerCut, trust_remote_code: bool) -> ModuleCoverage:
-    with explicit_attention() as attention, explicit_experts() as experts:
-        skeleton = build_skeleton(
-            cut.config, GraphOptions(), attention=attention, experts=experts, trust_remote_code=trust_remote_code
-        )
-        layers = layers_path(skeleton.module.causal_lm, skeleton.config)
+    with causal_lm(cut.config, GraphOptions(), name="", trust_remote_code=trust_remote_code) as graph:
+        layers = layers_path(graph.network, graph.config)
         call = ModuleCall(
-            skeleton.module,
-            skeleton.example_inputs(),
-            input_names=skeleton.input_names,
-            output_names=skeleton.output_names,
+            graph.module,
+            tuple(graph.inputs.values()),
+            input_names=tuple(graph.inputs),
+            output_names=graph.output_names,
             strip_prefix=f"{WRAPPER_ATTRIBUTE}.",
         )
-        return _covered(call, lambda path: cut.weight(_layer_of(path, layers)), skeleton.dynamic_axes)
+        return _covered(call, lambda path: cut.weight(_layer_of(path, layers)), graph.dynamic_axes)
 
 
 def _covered(call: ModuleCall, weigh: Weigh, dynamic_axes: DynamicAxes | None = None) -> ModuleCoverage:

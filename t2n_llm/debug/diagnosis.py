@@ -27,8 +27,8 @@ from t2n_llm.compat import choose_implementations
 from t2n_llm.debug.call_sets import ModelCalls, calls_of
 from t2n_llm.debug.tiny_model import tiny_model
 from t2n_llm.graph.capture import FUSIONS, TORCHSCRIPT
+from t2n_llm.graph.causal_lm import probe_states
 from t2n_llm.graph.options import DTYPES, torch_dtype
-from t2n_llm.graph.skeleton import probe_states
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.empty_model import meta_model
 from t2n_llm.source.hub import open_config, open_source

@@ -17,14 +17,14 @@ from quant.recipe import RECIPE_FILE
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.export.folder import read_manifest
+from t2n_llm.export.graphs import plan_again
 from t2n_llm.export.options import ExportOptions
-from t2n_llm.export.pipeline import planned_again
-from t2n_llm.export.revalidate import graph_options_of, open_original, open_recorded_adapter, require_whole
+from t2n_llm.export.recorded import graph_options_of, open_original, open_recorded_adapter, require_whole
 from t2n_llm.export.verify import DAMAGED, EXTRA, MISSING, Finding, SourceComparison
+from t2n_llm.model_graph import MODEL_ROLE
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.names import recorded_task
-from t2n_llm.tasks.protocol import MODEL_ROLE
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.tying import as_loaded
 
@@ -62,7 +62,7 @@ def compare_with_source(
     tensors = size = 0
     findings: list[Finding] = []
     graphs: list[bool] = []
-    with planned_again(source, options, merged, reporter, calibrated=bool(left)) as plans:
+    with plan_again(source, options, merged, reporter, calibrated=bool(left)) as plans:
         reporter.stage(f"Reading the weights of {source.name}")
         for role, plan in plans.items():
             recorded = _recorded(manifest, role)

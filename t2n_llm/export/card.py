@@ -14,8 +14,9 @@ from generic_export.errors import T2NError
 from generic_export.inference_target.tract.engines.device_forms import DeviceNote
 from generic_export.read.outline import read_outline
 from generic_export.read.reading import read_graph_text
-from t2n_llm.export.revalidate import graph_options_of
+from t2n_llm.export.recorded import graph_options_of
 from t2n_llm.graph.interface import recorded_states
+from t2n_llm.model_graph import MODEL_ROLE
 from t2n_llm.source.source_card import SourceCard
 from t2n_llm.tasks.frontends.frontend import FRONTEND
 from t2n_llm.tasks.names import (
@@ -33,7 +34,6 @@ from t2n_llm.tasks.names import (
     WITH_SOURCES,
     recorded_task,
 )
-from t2n_llm.tasks.protocol import MODEL_ROLE
 
 SOURCE_CARD_FILE = "README.source.md"
 """The card of the source, as it is, beside that of the export."""

@@ -6,15 +6,18 @@ on the way is in the cast report.
 
 from __future__ import annotations
 
+import re
 import secrets
+import typing
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from generic_export.compat import pytree
 from generic_export.documents import producer_version
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
@@ -28,10 +31,10 @@ from quant.stream import QuantizationError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.export.card import SOURCE_CARD_FILE
 from t2n_llm.export.card_page import keep_edited, with_card
-from t2n_llm.export.components import transformers_entries
 from t2n_llm.export.folder import (
     CARD_FILE,
     EDITED_CARD_FILE,
+    Manifest,
     clear_staging,
     file_digests,
     json_text,
@@ -41,13 +44,13 @@ from t2n_llm.export.folder import (
     staging_folder,
     write_manifest,
 )
-from t2n_llm.export.manifest import Manifest
 from t2n_llm.export.options import ExportOptions
+from t2n_llm.model_graph import MODEL_ROLE, ModelGraph
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.source.source_card import CARD_NAME
 from t2n_llm.source.source_files import COMPANIONS, recorded_files
-from t2n_llm.tasks.protocol import MODEL_ROLE
+from t2n_llm.tasks.names import TEXT_GENERATION, recorded_task
 
 # archive form -> (file name, compression level)
 ARCHIVES: Mapping[str, tuple[str, int | None]] = {
@@ -57,6 +60,7 @@ ARCHIVES: Mapping[str, tuple[str, int | None]] = {
 }
 
 _DAT = ".dat"
+_FLOAT_BYTES = {"f16": 2, "f32": 4}
 _TRACE = 1e-3  # share of a tensor that may become zero without a warning; of normal weights some 1e-6 do
 _MANIFEST_ALLOWANCE = 1 << 20  # export.json, graph.nnef, headers
 
@@ -101,12 +105,6 @@ class ExportFolder:
     reporter: Reporter
     casts: CastReport = field(default_factory=CastReport)
 
-    def with_wide_caches(self) -> ExportFolder:
-        """Return the same folder for caches in f32, nothing streamed yet."""
-        graph = replace(self.options.graph, cache_dtype="f32")
-        casts = CastReport(refuses_nonfinite=self.casts.refuses_nonfinite)
-        return replace(self, options=replace(self.options, graph=graph), casts=casts)
-
     def archive_name(self, role: str = MODEL_ROLE) -> str:
         """Return the file or folder name of an archive: `model.nnef.tar`, `vision.nnef`."""
         return ARCHIVES[self.options.archive][0].replace(MODEL_ROLE, role, 1)
@@ -120,6 +118,19 @@ class ExportFolder:
     def continues_archives(self) -> bool:
         """Whether archives of a killed export are continued; a .tgz, one compressed stream, always starts again."""
         return self.options.resume and self.options.archive != "tgz"
+
+    def refuse_full_disk(self, graphs: Sequence[ModelGraph]) -> None:
+        """Refuse a disk that cannot hold plain weights, before PyTorch runs; `staging` knows the size of every other form.
+
+        Raises:
+            DiskFullError: it does not fit.
+        """
+        options = self.options
+        if options.resume or options.archive == "tgz" or options.compression.compresses:
+            return
+        variables = (variable for graph in graphs for variable in graph.document.variables)
+        values = sum(variable.values for variable in variables if variable.dtype in _FLOAT_BYTES)
+        check_free_space(self.target, values * _FLOAT_BYTES[options.graph.dtype])
 
     @contextmanager
     def staging(
@@ -349,3 +360,85 @@ class ExportFolder:
 def _lost(flushed: FlushedCount) -> float:
     """Return the share of a tensor that became zero."""
     return flushed.count / max(1, flushed.values)
+
+
+# --- entries of transformers -------------------------------------------------------------------------
+
+
+SCHEMA_VERSION = 1
+EXPORT_FORMAT = "tract"
+LANGUAGE_MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids", "past_key_values", "cache")
+_ENCODER = "encoder"
+_TYPES = {"i64": "int64", "f16": "float16", "f32": "float32", "bool": "bool"}
+_STATE = re.compile(r"cache_(key|value)")
+
+
+def transformers_entries(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `export.json` by which transformers loads the folder.
+
+    Args:
+        manifest: of an export. An archive that transformers' interface has no call for gets no component.
+    """
+    return {"schema_version": SCHEMA_VERSION, "export_format": EXPORT_FORMAT, "components": _components(manifest)}
+
+
+def _components(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    graph, parts = manifest["graph"], manifest.get("archives") or {}
+    if "interface" in graph:
+        return {"model": _component(manifest, manifest["archive"], graph["inputs"], graph["outputs"])}
+    if recorded_task(manifest) == TEXT_GENERATION and all(_STATE.fullmatch(state["kind"]) for state in graph["states"]):
+        return {"model": _component(manifest, manifest["archive"], LANGUAGE_MODEL_INPUTS, ("logits",))}
+    if _ENCODER in parts and "encoder_decoder" in manifest:
+        part = parts[_ENCODER]
+        return {_ENCODER: _component(manifest, part["archive"], part["graph"]["inputs"], part["graph"]["outputs"])}
+    return {}
+
+
+def _component(
+    manifest: Mapping[str, Any], archive: str, inputs: Sequence[str], outputs: Sequence[str]
+) -> dict[str, Any]:
+    tensors = manifest["graph"].get("interface", {})
+    architecture = str(manifest["source"].get("architecture", ""))
+    leaf = torch.empty(0)
+    _, in_spec = pytree.tree_flatten(((), dict.fromkeys(inputs, leaf)))
+    _, out_spec = pytree.tree_flatten(_result(architecture, outputs, leaf))
+    return {
+        "file": archive,
+        "metadata": {
+            "architecture": architecture,
+            "packages": {name: text for name, text in manifest["versions"].items() if isinstance(text, str)},
+            "export_config": {"export_format": EXPORT_FORMAT},
+            "export_dtype": "float32",
+            "export_device": "cpu",
+            "kwargs": {name: _described(tensors.get(name)) for name in inputs},
+            "in_spec": pytree.treespec_dumps(in_spec),
+            "out_spec": pytree.treespec_dumps(out_spec),
+            "in_constants": {},
+            "out_constants": [],
+        },
+    }
+
+
+def _described(tensor: Mapping[str, Any] | None) -> dict[str, Any]:
+    if tensor is None:
+        return {}
+    dtype = _TYPES.get(tensor["dtype"], tensor["dtype"])
+    return {"rank": len(tensor["shape"]), "shape": list(tensor["shape"]), "dtype": dtype}
+
+
+def _result(architecture: str, outputs: Sequence[str], leaf: torch.Tensor) -> Any:
+    """Return what the model's forward returns with these outputs: of the class that it is annotated with, or a dict."""
+    import transformers
+    from transformers.utils import ModelOutput
+
+    forward = getattr(getattr(transformers, architecture, None), "forward", None)
+    try:
+        returned = typing.get_type_hints(forward).get("return") if forward is not None else None
+    except Exception:  # annotations of names that a module imports for type checkers alone
+        returned = None
+    for kind in (returned, *typing.get_args(returned)):
+        if isinstance(kind, type) and issubclass(kind, ModelOutput) and set(outputs) <= set(kind.__annotations__):
+            found = kind(**dict.fromkeys(outputs, leaf))
+            if list(found) == list(outputs):  # the archive's order
+                return found
+    return dict.fromkeys(outputs, leaf)

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from generic_export.errors import ArchiveError, OptionError, SourceError
+from generic_export.errors import ArchiveError
 from generic_export.inference_target.tract.engines.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.read.contents import read_contents
 from t2n_llm.check.agreement import Tolerance, ValidationReport
+from t2n_llm.check.cache_range import by_kind, require_range
 from t2n_llm.check.devices import named_after
 from t2n_llm.check.engines import chosen_engine, require_engine
 from t2n_llm.check.loss import warn_of_loss
+from t2n_llm.compress.storage import AS_STORED
 from t2n_llm.export.folder import archive_in, read_manifest
-from t2n_llm.export.manifest_form import misfit, require_said
 from t2n_llm.export.options import ValidateOptions
+from t2n_llm.export.recorded import graph_options_of, open_original, open_recorded_adapter, require_whole
 from t2n_llm.graph.interface import recorded_states
-from t2n_llm.graph.options import GraphOptions
+from t2n_llm.model_graph import MODEL_ROLE
 from t2n_llm.reporter import LogReporter, Reporter
-from t2n_llm.source.adapter import Adapter, open_adapter
-from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.frontends.check import with_frontend
 from t2n_llm.tasks.frontends.frontend import FRONTEND, frontend_of
-from t2n_llm.tasks.names import TASKS, recorded_task
-from t2n_llm.tasks.protocol import MODEL_ROLE, CheckSubject
+from t2n_llm.tasks.names import recorded_task
+from t2n_llm.tasks.protocol import CheckSubject
 from t2n_llm.tasks.registry import task_of
 from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.tying import as_loaded
@@ -69,26 +69,29 @@ def validate_folder(
     require_engine(checking)
     exported = graph_options_of(manifest)
     tolerance = Tolerance.for_export(exported.dtype, exported.kv_cache, mixed=exported.mixed)
-    report = task.check(
-        CheckSubject(
-            source=source,
-            network=task.network(source),
-            archives=archives,
-            options=exported,
-            symbols=manifest["graph"].get("symbols", ()),
-            states=recorded_states(manifest),
-            # What the archives hold, and nothing else, must be in the checkpoint.
-            needed=lambda: frozenset(
-                tensor.label for archive in archives.values() for tensor in read_contents(archive).tensors
-            ),
-            checking=checking,
-            tolerance=tolerance.limited(options.atol, options.rtol),
-            reporter=reporter,
-            with_text=manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer(),
-            adapter=adapter,
-            overrides=_overrides(manifest, archives),
-        )
+    subject = CheckSubject(
+        source=source,
+        network=task.network(source),
+        options=exported,
+        symbols=manifest["graph"].get("symbols", ()),
+        # What the archives hold, and nothing else, must be in the checkpoint.
+        needed=lambda: frozenset(
+            tensor.label for archive in archives.values() for tensor in read_contents(archive).tensors
+        ),
+        checking=checking,
+        tolerance=tolerance.limited(options.atol, options.rtol),
+        reporter=reporter,
+        with_text=manifest.get("options", {}).get("require_tokenizer", True) and source.has_tokenizer(),
+        adapter=adapter,
+        archives=archives,
+        states=recorded_states(manifest),
     )
+    overrides, original = _overrides(manifest, archives), None
+    if overrides is not None and task.compares_original:
+        original = task.reference(replace(subject, decodes=False))
+    expected = task.reference(replace(subject, overrides=overrides))
+    require_range(exported, expected.largest_states)
+    report = replace(task.check(subject, expected, original), largest_states=by_kind(expected.largest_states))
     report = named_after(report, options.device)
     warn_of_loss(report, manifest.get("compression"), reporter)
     if frontend is None:
@@ -125,95 +128,12 @@ def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
 def _overrides(manifest: Mapping[str, Any], archives: Mapping[str, Path]) -> ArchiveWeights | None:
     """Return the values of the archives that are not those of the checkpoint; None where all are."""
     parts = manifest.get("archives") or {MODEL_ROLE: manifest}
-    compressed = {role: (part.get("compression") or {}).get("tensors", ()) for role, part in parts.items()}
+    recorded = {role: part.get("compression") or {} for role, part in parts.items()}
+    compressed = {
+        role: compression.get("tensors", ())
+        for role, compression in recorded.items()
+        if compression.get("recipe", {}).get("name") != AS_STORED
+    }
     return ArchiveWeights.joined(
         [ArchiveWeights.of_records(archives[role], records) for role, records in compressed.items() if records]
     )
-
-
-def graph_options_of(manifest: Mapping[str, Any]) -> GraphOptions:
-    """Return what decided the graph of an export; what an older one does not record is what there was then."""
-    require_said(Path("export.json"), manifest, ["graph.dtype"])
-    dtype = manifest["graph"]["dtype"]
-    before = {"activations": dtype, "attention": "sdpa", "mla": "expanded", "frontend": False}
-    recorded = {**before, **manifest.get("options", {}), "dtype": dtype}
-    known = {each.name: recorded[each.name] for each in fields(GraphOptions) if each.name in recorded}
-    wrong = misfit(known, GraphOptions, "options")
-    if wrong is not None:
-        raise ArchiveError(f"export.json: {wrong}.", "Export the model again.")
-    try:
-        return GraphOptions(
-            **known | {"keep_f32": tuple(known.get("keep_f32", ())), "device": tuple(known.get("device", ("cpu",)))}
-        )
-    except (TypeError, ValueError) as error:
-        raise ArchiveError(f"export.json: its options are invalid: {error}.", "Export the model again.") from error
-
-
-def require_whole(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuse a manifest without what a comparison relies on.
-
-    Raises:
-        ArchiveError: names what is missing.
-    """
-    needed = {"source": ("name", "revision", "model_type"), "graph": ("dtype",), "model": ("vocab_size",)}
-    needed |= {"adapter": ("name", "revision", "sha256")} if manifest.get("adapter") is not None else {}
-    if recorded_task(manifest) not in TASKS:
-        raise ArchiveError(f"{folder}: its export.json names no supported task.", "Export the model again.")
-    require_said(folder, manifest, [f"{part}.{key}" for part, keys in needed.items() for key in keys])
-
-
-def open_recorded_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: str | None) -> Adapter | None:
-    """Open the adapter that an export was made with; it must be the very same."""
-    if recorded is None:
-        if given is not None:
-            raise OptionError(f"--adapter {given}: this export was made without an adapter.", "Omit --adapter.")
-        return None
-    if given is None and recorded["revision"] is None:
-        raise SourceError(
-            f"this export was made with a local adapter ({recorded['name']}), whose path is not recorded.",
-            "Pass it: t2n-llm validate FOLDER --adapter PATH.",
-        )
-    revision = recorded["revision"] if given is None else None
-    adapter = open_adapter(SourceRef(given or str(recorded["name"]), revision, token))
-    if adapter.digest != recorded["sha256"]:
-        raise OptionError(
-            f"{adapter.name} is not the adapter of this export ({recorded['name']}): its checksum differs.",
-            "Pass the adapter that was merged with --adapter.",
-        )
-    return adapter
-
-
-def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef) -> ModelSource:
-    """Open the model that an export was made from.
-
-    Args:
-        folder, manifest: of the export.
-        ref: hub id or folder; without a name the recorded hub id is taken.
-
-    Raises:
-        SourceError: it was a local folder, whose place is not recorded, or it cannot be found.
-        OptionError: it cannot be the model that was exported.
-    """
-    recorded = manifest["source"]
-    if not ref.name:
-        if recorded["revision"] is None:
-            origin, advice = f"a local folder ({recorded['name']})", "Pass it with --reference PATH."
-            adapter = manifest.get("adapter")
-            if adapter is not None and adapter["revision"] is None:
-                origin += f" with a local adapter ({adapter['name']})"
-                advice = "Pass both with --reference PATH --adapter PATH."
-            raise SourceError(f"this export was made from {origin}, whose path is not recorded.", advice)
-        revision = ref.revision or recorded["revision"]
-        ref = replace(ref, name=str(recorded["name"]), revision=revision)
-    source = open_source(ref, require_tokenizer=False)
-    text = source.config.get_text_config(decoder=True)
-    for what, exported, given in (
-        ("a model of type", recorded["model_type"], source.config.model_type),
-        ("a model with a vocabulary of", manifest["model"]["vocab_size"], text.vocab_size),
-    ):
-        if exported != given:
-            raise OptionError(
-                f"{folder} was exported from {what} {exported}, but {source.name} has {given}.",
-                "Pass the model that was exported with --reference.",
-            )
-    return source

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from generic_export.devices import devices_of
+from generic_export.devices import CPU, devices_of
 from generic_export.errors import OptionError
 from t2n_llm.option import Panel, option, refuse_invalid
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from generic_export.inference_target import TractNNEF
-    from generic_export.torch_graph.request import DynamicAxes
+    from t2n_llm.model_graph import ModelGraph
 
 DTYPES = ("f16", "f32")
 
@@ -202,6 +201,11 @@ class GraphOptions:
         return self.half_cache and self.kv_cache is None and self.cache_dtype == "auto"
 
     @property
+    def cache_decides_attention(self) -> bool:
+        """Whether attention has another form for caches in f32: the operator padded for a GPU reads f16."""
+        return self.may_widen_cache and self.attention != "products" and any(device != CPU for device in self.device)
+
+    @property
     def absorbs_latents(self) -> bool:
         """Whether latent attention reads the cached latents without expanding them."""
         return self.mla != "expanded"
@@ -225,37 +229,22 @@ class GraphOptions:
 
         return forms_for(self.device, SemanticVersion.parse(LATEST_VERSION)).rounded_cache
 
-    def target(
-        self,
-        dynamic_axes: DynamicAxes,
-        network: nn.Module,
-        revision: str | None,
-        *,
-        cached: bool = True,
-        **further: str,
-    ) -> TractNNEF:
-        """Return the target for these options.
-
-        Args:
-            dynamic_axes: dynamic axes of the graph's inputs.
-            network: the transformers model; its class name is stored in the archive.
-            revision: commit of the source; None if there is none.
-            cached: the graph reads a KV cache.
-            further: further properties to store in the archive.
-        """
+    def target(self, graph: ModelGraph) -> TractNNEF:
+        """Return the target of a graph: numerics, symbols, and the properties that the archive records."""
         import transformers
 
         from generic_export.inference_target import TractNNEF
 
+        cached = bool(graph.states)
         properties: dict[str, str | float] = {
             "transformers_version": transformers.__version__,
-            "architecture": type(network).__name__,
-            **further,
+            "architecture": type(graph.network).__name__,
+            **graph.properties,
         }
         return TractNNEF(
-            dynamic_axes=dynamic_axes,
+            dynamic_axes=graph.dynamic_axes,
             check_io=False,
-            specific_properties=properties | ({"source_revision": revision} if revision else {}),
+            specific_properties=properties | ({"source_revision": graph.revision} if graph.revision else {}),
             attention_as_products=self._attends_by_products(cached=cached),
             device=self.device,
             attention_in_f16=cached and self.keeps_half_cache and self.attention != "products",

@@ -1,137 +1,92 @@
-"""What f16 activations have to hold: a captured graph is run on typical tokens in f32 before any weight is written.
+"""The ranges of f16 activations: captured graphs run on typical tokens in f32, before they are translated.
 
-In: a captured graph, the checkpoint, tokens. Out: the graph with streams that overflow kept times a power of two, and a record of
-what was measured for `export.json`.
+In: captured `ModelGraph`s with parameters, tokens. Out: the same with streams that overflow stored times a power of two, and the
+measured magnitudes for `export.json`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from generic_export.errors import NumericRangeError
-from generic_export.nnef.graph import NnefGraph
+from generic_export.errors import GraphError, NumericRangeError
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.precision.magnitudes import measured
 from generic_export.torch_graph.precision.rescaling import fitted, without_overflow_guards
-from generic_export.torch_graph.precision.scale_groups import F16_LIMIT, HEADROOM, ScaleGroup, float_results
-from generic_export.weights.checkpoint import Checkpoint
+from generic_export.torch_graph.precision.scale_groups import F16_LIMIT, ScaleGroup, float_results
 from generic_export.weights.values import read_tensor
+from t2n_llm.model_graph import ModelGraph, Ranges
 from t2n_llm.reporter import Reporter
-from t2n_llm.source.adapter import Adapter
-from t2n_llm.source.empty_model import Weightless
-from t2n_llm.weights.names import ParameterSources
 
 _LARGEST_SHOWN = 16
 
 
-@dataclass(frozen=True)
-class Ranges:
-    """What was measured of the tensors that f16 holds.
+TypicalInputs = Callable[[ModelGraph, Sequence[int], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+"""Returns typical inputs of a graph by name, from token ids and the outputs of the graphs before it."""
 
-    Attributes:
-        tokens: how many the model was run on.
-        largest: magnitude by module, the largest ones.
-        groups: tensors of one scale that overflow f16 or come near, and what was done about them.
+
+def fit_ranges(graphs: Sequence[ModelGraph], request: RangeRequest, typical: TypicalInputs) -> list[ModelGraph]:
+    """Measure captured f16 graphs in the order in which they run, and make them fit the range of f16.
+
+    Args:
+        graphs: captured, with parameters.
+        request: tokens, and how to store what overflows.
+        typical: inputs of each graph; a graph that lacks one is not measured.
+
+    Raises:
+        NumericRangeError: the inputs or outputs of a graph overflow; the message names the module.
+        MissingTensorError: the checkpoint lacks a parameter.
     """
-
-    tokens: int
-    largest: Mapping[str, float]
-    groups: tuple[ScaleGroup, ...]
-
-    def recorded(self) -> dict[str, Any]:
-        """Return what `export.json` says."""
-        return {
-            "tokens": self.tokens,
-            "limit": F16_LIMIT,
-            "headroom": HEADROOM,
-            "max_abs": dict(self.largest),
-            "rescaled": [
-                {
-                    "module": group.where,
-                    "max_abs": group.largest,
-                    "tensors": len(group.tensors),
-                    "factor": 2.0**group.exponent,
-                    "in_f32": group.in_f32,
-                    "reason": group.obstacle,
-                }
-                for group in self.groups
-            ],
-        }
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A captured graph that fits the range of f16.
-
-    Attributes:
-        graph: computes the same.
-        factors: what the values of a parameter are to be multiplied with, by name.
-        ranges: what was measured.
-        gave: the outputs in f32, by name, where another graph takes them.
-    """
-
-    graph: TorchModuleIRGraph
-    factors: Mapping[str, float]
-    ranges: Ranges
-    gave: Mapping[str, torch.Tensor]
-
-
-Fit = Callable[[TorchModuleIRGraph], Fitted]
-"""Makes a captured graph fit the range of f16."""
-
-
-def with_factors(graph: NnefGraph, factors: Mapping[str, float]) -> NnefGraph:
-    """Return a document whose variables say what the values of their parameters are multiplied with."""
-    variables = (replace(each, factor=factors.get(each.parameter, 1.0)) for each in graph.variables)
-    return replace(graph, variables=tuple(variables)) if factors else graph
+    fitted_graphs, given = [], dict[str, torch.Tensor]()
+    for graph in graphs:
+        inputs = typical(graph, request.tokens, given)
+        if set(graph.inputs) <= set(inputs):
+            graph, outputs = request.fit(
+                graph, [inputs[name] for name in graph.inputs], keep_outputs=graph is not graphs[-1]
+            )
+            given |= outputs
+        fitted_graphs.append(graph)
+    return fitted_graphs
 
 
 @dataclass(frozen=True)
 class RangeRequest:
-    """Asks that a graph in f16 be measured on the real weights, and made to fit.
+    """How f16 graphs are measured on the weights, and made to fit.
 
     Attributes:
-        checkpoint: the weights.
-        adapter: merged into them, or None.
         tokens: int64 ids of typical text.
-        reporter: told what was found.
-        islands: what overflows is kept in f32, what could be kept smaller included.
+        reporter: receives what was found.
+        f32_regions: keep what overflows in f32, also where rescaling would do.
     """
 
-    checkpoint: Checkpoint
-    adapter: Adapter | None
     tokens: tuple[int, ...]
     reporter: Reporter
-    islands: bool = False
+    f32_regions: bool = False
 
     def fit(
-        self,
-        skeleton: Weightless,
-        inputs: Sequence[torch.Tensor],
-        captured: TorchModuleIRGraph,
-        *,
-        hands_on: bool = False,
-    ) -> Fitted:
-        """Measure a captured graph, and keep what overflows times a power of two, or in f32.
+        self, graph: ModelGraph, inputs: Sequence[torch.Tensor], *, keep_outputs: bool = False
+    ) -> tuple[ModelGraph, Mapping[str, torch.Tensor]]:
+        """Run a captured graph in f32, and store what overflows f16 times a power of two, or in f32.
 
         Args:
-            skeleton: the model it is captured from.
-            inputs: real ones.
-            captured: the model in f16.
-            hands_on: whether another graph takes what this one gives, so that its outputs are kept.
+            graph: captured, with parameters.
+            inputs: typical ones, with values.
+            keep_outputs: return the outputs too, for the graphs that read them.
+
+        Returns:
+            The graph with `ranges` and `factors`, and its f32 outputs by name.
 
         Raises:
-            NumericRangeError: what the graph is given or gives overflows; the message names its module.
+            NumericRangeError: the inputs or outputs overflow; the message names the module.
             MissingTensorError: the checkpoint lacks a parameter.
+            GraphError: the graph is not captured, or has no parameters.
         """
+        if graph.captured is None or graph.parameters is None:
+            raise GraphError(f"graph {graph.role!r} cannot be measured.", "Capture it, and call with_parameters.")
         self.reporter.stage(f"Measuring activations on {len(self.tokens)} tokens")
-        captured = without_overflow_guards(captured)
-        updates = self.adapter.updates(skeleton.network) if self.adapter is not None else None
-        parameters = ParameterSources.of(skeleton, self.checkpoint, updates)
+        captured, parameters = without_overflow_guards(graph.captured), graph.parameters
         types = {variable.name: variable.dtype for variable in captured.parameters}
 
         def stored(name: str) -> torch.Tensor:
@@ -142,18 +97,17 @@ class RangeRequest:
             # What an empty cache begins with is made where the network is: on shapes alone.
             return torch.empty_like(constant, device="cpu") if constant.is_meta and not constant.numel() else constant
 
-        outputs = dict(zip(captured.output_names, captured.outputs, strict=True)) if hands_on else {}
+        outputs = dict(zip(captured.output_names, captured.outputs, strict=True)) if keep_outputs else {}
         run = measured(captured, inputs, stored, [variable.name for variable in outputs.values()])
-        largest = run.largest
-        self._tell_of_unknown(captured, largest)
-        rescaling = fitted(captured, largest, islands=self.islands)
-        self._tell(rescaling.groups)
-        ranges = Ranges(len(self.tokens), _by_module(captured, largest), rescaling.groups)
-        gave = {name: run.values[made.name] for name, made in outputs.items() if made.name in run.values}
-        return Fitted(rescaling.graph, rescaling.factors, ranges, gave)
+        self._warn_of_unmeasured(captured, run.largest)
+        rescaling = fitted(captured, run.largest, islands=self.f32_regions)
+        self._report(rescaling.groups)
+        ranges = Ranges(len(self.tokens), _by_module(captured, run.largest), rescaling.groups)
+        kept = {name: run.values[made.name] for name, made in outputs.items() if made.name in run.values}
+        return replace(graph, captured=rescaling.graph, factors=rescaling.factors, ranges=ranges), kept
 
-    def _tell_of_unknown(self, captured: TorchModuleIRGraph, largest: Mapping[str, float]) -> None:
-        """Tell of what was not measured: operators that PyTorch cannot run alone, and what depends on them."""
+    def _warn_of_unmeasured(self, captured: TorchModuleIRGraph, largest: Mapping[str, float]) -> None:
+        """Warn of operators that were not measured: PyTorch cannot run them alone, or they depend on one."""
         unknown = [op for op in captured.ops if any(each.name not in largest for each in float_results(op))]
         if unknown:
             self.reporter.warn(
@@ -161,7 +115,7 @@ class RangeRequest:
                 f"in {unknown[0].module_path or 'the root'}: they may overflow f16."
             )
 
-    def _tell(self, groups: Sequence[ScaleGroup]) -> None:
+    def _report(self, groups: Sequence[ScaleGroup]) -> None:
         """Say what was done, and what has little room left; refuse what neither fits nor may be f32."""
         islands = [group for group in groups if group.in_f32]
         unfit = next((each for each in groups if each.overflows and not each.exponent and not each.in_f32), None)

@@ -24,7 +24,7 @@ from t2n_llm.check.runner import Turn, open_runner
 from t2n_llm.compress.algorithms import CALIBRATED
 from t2n_llm.compress.text import evaluation_text
 from t2n_llm.export.folder import MANIFEST_NAME, archive_in, read_manifest
-from t2n_llm.export.revalidate import open_original
+from t2n_llm.export.recorded import open_original
 from t2n_llm.graph.interface import recorded_states
 from t2n_llm.inspect.gguf_quality import BlockScheme, GgufQuality, gguf_named, gguf_quality
 from t2n_llm.inspect.quality import (

@@ -10,16 +10,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from generic_export.compat import buffers_of
 from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
 from kvcache.rotary.scaling import express_length_switches
 from t2n_llm.compat import dispensable_names, from_config, initialise
-from t2n_llm.source.large_tensors import with_values_of_tables
 
 _LOOKS_AT_TOKENS = "warn_if_padding_and_no_attention_mask"
 
@@ -37,26 +37,6 @@ class ModelKind:
     auto_class: str
     description: str
     advice: str
-
-
-class Weightless(Protocol):
-    """A model ready for capture, and what a checkpoint does not hold of it."""
-
-    @property
-    def network(self) -> nn.Module:
-        """The transformers model: its parameters bear the names of the graph's variables."""
-
-    @property
-    def buffers(self) -> Mapping[str, torch.Tensor]:
-        """The values of buffers that the model computes itself, by qualified name."""
-
-    @property
-    def tied(self) -> Mapping[str, str]:
-        """For each parameter that is another one's alias, the name of that other one."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Element type of weights and activations."""
 
 
 CAUSAL_LM = ModelKind("AutoModelForCausalLM", "causal language model", "Use a text generation model")
@@ -218,3 +198,42 @@ def take_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
                 values[f"{path}.{name}" if path else name] = value
                 buffers_of(module)[name] = value.to("meta")
     return values
+
+
+# --- tables that models compute ----------------------------------------------------------------------
+
+
+LARGE = 1 << 24
+"""Elements from which a new tensor is a parameter: tables that models compute (masks, positions) are smaller."""
+
+_CONSTRUCTORS = frozenset({torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn})
+
+
+class LargeTensorsOnMeta(TorchFunctionMode):
+    """New tensors of `LARGE` elements and more are on the meta device, whatever device they are asked for."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        if func in _CONSTRUCTORS and keywords.get("out") is None:
+            shape = func(*args, **{**keywords, "device": "meta", "pin_memory": False})
+            if shape.numel() >= LARGE:
+                return shape
+        return func(*args, **keywords)
+
+
+def with_values_of_tables(build: Callable[[], Any]) -> Any:
+    """Build a model without memory for large tensors, unless one of them turns out to be a table that the model computes.
+
+    Args:
+        build: gives the `nn.Module`, its parameters on the meta device.
+    """
+    try:
+        with LargeTensorsOnMeta():
+            model = build()
+        if not any(buffer.is_meta for buffer in model.buffers()):
+            return model
+    except Exception:  # a table computed of others that have values; or a config that is at fault, which shows again
+        pass
+    return build()

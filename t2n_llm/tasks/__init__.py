@@ -1,1 +1,1 @@
-"""What a kind of model is, from its skeleton to its check: one file or folder a task."""
+"""What a kind of model is, from a model without weights to its check: one file or folder a task."""

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import OptionError
+from t2n_llm.reporter import Reporter
+from t2n_llm.source.hub import is_gguf, open_config
+from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks import names
 from t2n_llm.tasks.heads.pooling import MODULES_FILE
 from t2n_llm.tasks.models import TASK_MODELS, classes_of, mapping_of
@@ -19,6 +22,35 @@ _WITH_TEXT = (names.IMAGE_TEXT_TO_TEXT, names.AUDIO_TEXT_TO_TEXT)
 _NEVER_CHOSEN = (names.SEQUENCE_CLASSIFICATION, names.FEATURE_EXTRACTION, names.SENTENCE_SIMILARITY)
 _ENCODERS = "FOR_MASKED_LM"
 _BACKBONES = ""  # the mapping without a middle
+
+
+def choose_task(task: str, ref: SourceRef, reporter: Reporter) -> str:
+    """Return the task of an export: the one that is asked for in the form that the model has, or that of its architecture.
+
+    Args:
+        task: a name, or `auto`.
+        ref: the source, whose config is read where it decides.
+        reporter: receives a task that is not the one asked for.
+
+    Raises:
+        OptionError: several tasks are possible, or none is known; the message names them.
+        SourceError: the source has no config.
+    """
+    if task not in (names.AUTO, *names.FORMS):
+        return task
+    if is_gguf(ref.name):
+        return names.TEXT_GENERATION if task == names.AUTO else task
+    config = open_config(ref).config
+    if task != names.AUTO:
+        form = form_of(task, config)
+        if form != task:
+            reporter.stage(f"Exporting for {form}, which is the form of {task} that this model has")
+        return form
+    folder = Path(ref.name).expanduser()
+    found = task_of_config(config, folder if folder.is_dir() else None)
+    if found != names.TEXT_GENERATION:
+        reporter.stage(f"Exporting for the task {found}, read from the architecture")
+    return found
 
 
 def task_of_config(config: Any, folder: Path | None = None) -> str:

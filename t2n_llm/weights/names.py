@@ -1,13 +1,13 @@
 """Which checkpoint tensor is which model parameter, and how its bytes become the graph's element type.
 
-In: a checkpoint, the model's skeleton, the graph's variables. Out: a source for each variable, and the names of the
+In: a checkpoint, a model without weights, a document's variables. Out: a source for each variable, and the names of the
 checkpoint tensors that have no parameter. Names and conversions are those of transformers' own tables.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -18,7 +18,7 @@ from torch import nn
 
 from generic_export.errors import MissingTensorError, WeightError
 from generic_export.nnef.dtypes import TRACT_DTYPES
-from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.graph import NnefVariable
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.half import CastReport, cast_tensor, watched_tensor
 from generic_export.weights.part import part_source
@@ -27,36 +27,13 @@ from quant.factors import multiplied
 from quant.prequantized import DecodedTensor, ExactTensor
 from t2n_llm.compat import superfluous_names
 from t2n_llm.source.adapter_merge import Update
-from t2n_llm.source.empty_model import Weightless, names_shared
+from t2n_llm.source.empty_model import names_shared
 from t2n_llm.weights.conversion import ConvertedTensor, RecordedTensor, record
 
 _TORCH_DTYPES = {name: dtype for dtype, name in TRACT_DTYPES.items()}
 
 # Buffers that models once saved and now compute; transformers makes the same exception for every family.
 _COMPUTED_BUFFERS = r"rotary_emb\.inv_freq$|(^|\.)position_ids$"
-
-
-@dataclass(frozen=True)
-class GraphSources(Mapping[str, TensorSource]):
-    """Where each variable of a graph comes from: a mapping by label.
-
-    Attributes:
-        sources: variable label -> its source, in the element type that the graph reads.
-        unused: checkpoint tensors that no parameter of the model is made of, sorted; those that the model's class
-            declares superfluous are left out.
-    """
-
-    sources: Mapping[str, TensorSource]
-    unused: tuple[str, ...] = ()
-
-    def __getitem__(self, label: str) -> TensorSource:
-        return self.sources[label]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.sources)
-
-    def __len__(self) -> int:
-        return len(self.sources)
 
 
 @dataclass(frozen=True)
@@ -78,23 +55,37 @@ class ParameterSources:
 
     Attributes:
         match: the checkpoint under the model's names.
-        skeleton: gives the tied names and the buffers that the model computes itself.
-        files: how many the checkpoint has.
-        updates: what an adapter does to which parameter.
+        network: the model.
+        tied: alias -> name of the parameter that it shares.
+        buffers: values of the buffers that the model computes itself.
+        files: number of files of the checkpoint.
+        updates: what an adapter changes, by parameter.
     """
 
     match: ParameterMatch
-    skeleton: Weightless
+    network: nn.Module
+    tied: Mapping[str, str]
+    buffers: Mapping[str, torch.Tensor]
     files: int
     updates: Mapping[str, Update]
 
     @staticmethod
     def of(
-        skeleton: Weightless, checkpoint: Checkpoint, updates: Mapping[str, Update] | None = None
+        network: nn.Module,
+        tied: Mapping[str, str],
+        buffers: Mapping[str, torch.Tensor],
+        checkpoint: Checkpoint | None = None,
+        updates: Mapping[str, Update] | None = None,
     ) -> ParameterSources:
-        """Find a model's tensors in a checkpoint; nothing is read."""
-        match = match_parameters(skeleton.network, checkpoint.tensors)
-        return ParameterSources(match, skeleton, len(checkpoint.files), updates or {})
+        """Find a model's tensors in a checkpoint; None has none. Nothing is read.
+
+        Raises:
+            WeightError: tensors that belong together do not fit together.
+        """
+        if checkpoint is None:
+            return ParameterSources(ParameterMatch({}, ()), network, tied, buffers, 0, {})
+        match = match_parameters(network, checkpoint.tensors)
+        return ParameterSources(match, network, tied, buffers, len(checkpoint.files), updates or {})
 
     def find(self, parameter: str) -> TensorSource:
         """Return the source of a parameter or buffer.
@@ -103,16 +94,42 @@ class ParameterSources:
             MissingTensorError: neither the checkpoint nor the model has it.
         """
         found = self._stored(parameter)
-        if found is None and parameter in self.skeleton.buffers:
-            found = InMemoryTensor(parameter, self.skeleton.buffers[parameter])
+        if found is None and parameter in self.buffers:
+            found = InMemoryTensor(parameter, self.buffers[parameter])
         if found is None:
             raise _missing(parameter, self.files, self.match.unclaimed)
         update = self.updates.get(parameter)
         return found if update is None else update.apply(found)
 
-    def is_computed(self, parameter: str) -> bool:
+    def of_variables(self, variables: Iterable[NnefVariable], report: CastReport) -> dict[str, TensorSource]:
+        """Return the source of each variable of a document by label, cast to the dtype that the document reads.
+
+        Args:
+            variables: of the document; they have the names of the model's parameters.
+            report: filled, while the sources are streamed, with the values that do not fit f16 or are not finite.
+
+        Raises:
+            MissingTensorError: neither the checkpoint nor the model has one.
+        """
+        sources: dict[str, TensorSource] = {}
+        for variable in variables:
+            found = self.find(variable.parameter)
+            if variable.part is not None:
+                found = part_source(variable.label, variable.part, found)
+            # A mask that the model computes itself may well hold -inf.
+            stored = cast_tensor if self._is_computed(variable.parameter) else watched_tensor
+            found = multiplied(found, variable.factor)
+            sources[variable.label] = stored(found, _TORCH_DTYPES[variable.dtype], report)
+        return sources
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Checkpoint tensors that no parameter is made of, sorted, without those that the model's class declares superfluous."""
+        return _unexpected(self.network, self.match.unclaimed)
+
+    def _is_computed(self, parameter: str) -> bool:
         """Say whether the values are the model's own, and not the checkpoint's."""
-        return self._stored(parameter) is None and parameter in self.skeleton.buffers
+        return self._stored(parameter) is None and parameter in self.buffers
 
     def _stored(self, parameter: str) -> TensorSource | None:
         names = (parameter, *self._shared.get(parameter, ()))
@@ -120,52 +137,7 @@ class ParameterSources:
 
     @cached_property
     def _shared(self) -> Mapping[str, Sequence[str]]:
-        return names_shared(self.skeleton.tied)
-
-
-def graph_sources(
-    graph: NnefGraph,
-    skeleton: Weightless,
-    checkpoint: Checkpoint,
-    report: CastReport,
-    updates: Mapping[str, Update] | None = None,
-) -> GraphSources:
-    """Return a source for each variable of a graph, cast to the element type the graph reads.
-
-    Args:
-        graph: its variables bear the model's parameter names.
-        skeleton: gives the tied names and the buffers that the model computes itself.
-        checkpoint: the opened files.
-        report: filled, while the sources are streamed, with the values that do not fit f16 or are not finite.
-        updates: what an adapter does to which parameter, before the cast.
-
-    Raises:
-        MissingTensorError: a parameter, or one of the tensors it is made of, is in neither.
-        WeightError: tensors that belong together do not fit together.
-    """
-    parameters = ParameterSources.of(skeleton, checkpoint, updates)
-    sources: dict[str, TensorSource] = {}
-    for variable in graph.variables:
-        found = parameters.find(variable.parameter)
-        if variable.part is not None:
-            found = part_source(variable.label, variable.part, found)
-        # A mask that the model computes itself may well hold -inf.
-        stored = cast_tensor if parameters.is_computed(variable.parameter) else watched_tensor
-        found = multiplied(found, variable.factor)
-        sources[variable.label] = stored(found, _TORCH_DTYPES[variable.dtype], report)
-    return GraphSources(sources, _unexpected(skeleton.network, parameters.match.unclaimed))
-
-
-def constant_sources(graph: NnefGraph, buffers: Mapping[str, torch.Tensor]) -> GraphSources:
-    """Return a source for each variable of a graph that reads no checkpoint.
-
-    Args:
-        graph: its variables bear the names of the buffers.
-        buffers: their values.
-    """
-    return GraphSources(
-        {variable.label: InMemoryTensor(variable.label, buffers[variable.parameter]) for variable in graph.variables}
-    )
+        return names_shared(self.tied)
 
 
 def _unexpected(model: nn.Module, unclaimed: Sequence[str]) -> tuple[str, ...]:

@@ -45,13 +45,15 @@ def captured(config: Any) -> Capture:
         T2NError: it cannot be captured or translated.
     """
     from generic_export.inference_target.tract.engines.wheel_worker import peak_rss_bytes
-    from t2n_llm.graph.document import build_graph
+    from t2n_llm.graph.causal_lm import build_graph
     from t2n_llm.graph.options import GraphOptions
+    from t2n_llm.graph.storage import finish_model
 
     begin = time.process_time()
-    skeleton, _ = build_graph(config, GraphOptions(), name=config.model_type)
+    options = GraphOptions()
+    graph = finish_model(build_graph(config, options, name=config.model_type), options)
     seconds = time.process_time() - begin
-    return Capture(type(skeleton.network).__name__, layers_of(config), round(seconds, 2), peak_rss_bytes())
+    return Capture(type(graph.network).__name__, layers_of(config), round(seconds, 2), peak_rss_bytes())
 
 
 def layers_of(config: Any) -> int:

@@ -29,10 +29,10 @@ from t2n_llm.export.options import ExportOptions
 from t2n_llm.export.output import ExportFolder
 from t2n_llm.export.verify import verify_export
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.storage import finish_model
 from t2n_llm.reporter import LogReporter
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.tasks.text_generation import TextGeneration
-from t2n_llm.weights.names import graph_sources
 from tests.families import FAMILIES, save_tiny_model
 from tests.load_script import load_script
 
@@ -45,12 +45,11 @@ class Made:
     def __init__(self, model: Path) -> None:
         self.source: ModelSource = open_source(str(model), require_tokenizer=False)
         self.checkpoint: Checkpoint = self.source.checkpoint()
-        (part,) = TextGeneration().graphs(self.source, GraphOptions())
-        self.graph: NnefGraph = part.graph
+        (captured,) = TextGeneration().graphs(self.source, GraphOptions())
+        part = finish_model(captured.with_parameters(self.checkpoint), GraphOptions()).with_sources(CastReport())
+        self.graph: NnefGraph = part.document
         self.described = TextGeneration().interface(self.source, (part,), GraphOptions())
-        self.sources: dict[str, TensorSource] = dict(
-            graph_sources(part.graph, part.skeleton, self.checkpoint, CastReport())
-        )
+        self.sources: dict[str, TensorSource] = dict(part.sources)
 
     def export(self, target: Path, archive: str, *, force: bool, resume: bool, marker: str) -> None:
         """Export as the pipeline does, from the writer to the rename."""

@@ -13,8 +13,8 @@ from generic_export.files import write_whole
 from generic_export.interrupts import Interrupted
 from quant.imatrix import Imatrix, load_imatrix, save_imatrix
 from quant.protocol import InputStatistics
-from t2n_llm.cli.edge import advice_on
-from t2n_llm.export.leftovers import leftovers, telling_leftovers
+from t2n_llm.cli.app import advice_on
+from t2n_llm.export.job import find_stale_exports, report_stale_exports
 from t2n_llm.export.pipeline import export_llm
 from tests.t2n_llm.export.test_resume import OPTIONS, Said, interrupted
 
@@ -52,7 +52,7 @@ def test_nobody_can_put_something_under_the_name_of_a_partial(tmp_path: Path) ->
 
 def test_what_an_earlier_run_left_is_named(tiny_llama: Path, parent: Path) -> None:
     interrupted(tiny_llama, parent / "x")
-    assert len(leftovers(parent / "x")) == 2
+    assert len(find_stale_exports(parent / "x")) == 2
 
     class Stopped(Said):
         def stage(self, title: str) -> None:
@@ -63,14 +63,14 @@ def test_what_an_earlier_run_left_is_named(tiny_llama: Path, parent: Path) -> No
         export_llm(str(tiny_llama), parent / "x", reporter=Stopped(), **OPTIONS)  # type: ignore[arg-type]
     hint = str(advice_on(caught.value).hint)
     assert "Nothing was left behind" not in hint
-    assert "--resume" in hint and all(str(path) in hint for path in leftovers(parent / "x"))
-    with pytest.raises(T2NError) as error, telling_leftovers(parent / "x"):
+    assert "--resume" in hint and all(str(path) in hint for path in find_stale_exports(parent / "x"))
+    with pytest.raises(T2NError) as error, report_stale_exports(parent / "x"):
         raise ArchiveError("x: bad.", "Nothing was left behind.")
     assert "Nothing was left behind" not in str(error.value) and "rm -r" in str(error.value.hint)
 
 
 def test_where_nothing_is_left_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted) as caught, telling_leftovers(tmp_path / "x"):
+    with pytest.raises(Interrupted) as caught, report_stale_exports(tmp_path / "x"):
         raise Interrupted
     assert advice_on(caught.value).hint == "Nothing was left behind."
 

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from t2n_llm.graph.capture import translate_model
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.hub import ModelSource
 from tests.families import save_tiny_model
 from tests.shared_folders import SharedExport, SharedFolders
@@ -52,10 +54,11 @@ def captured_once(captures: dict[Any, Any]) -> Iterator[None]:
         for module, function in _CAPTURES:
             captured = getattr(import_module(module), function)
             patched.setattr(f"{module}.{function}", partial(_remembered, captures, captured))
+        patched.setattr("t2n_llm.export.graphs.translate_model", partial(_translated, captures))
         yield
 
 
-_MOST_CAPTURES = 40  # a few megabytes each
+_MOST_CAPTURES = 80  # a few megabytes each
 
 # Where each task captures: functions of a config and of values that can be compared.
 _CAPTURES = (
@@ -69,10 +72,10 @@ _CAPTURES = (
 )
 
 
-def _remembered(captures: dict[Any, Any], capture: Any, *options: Any, ranges: Any = None, **more: Any) -> Any:
-    """Return what `capture` returns; without a measurement of the weights, it is computed once."""
-    if ranges is not None or more.get("trust_remote_code"):
-        return capture(*options, ranges=ranges, **more)
+def _remembered(captures: dict[Any, Any], capture: Any, *options: Any, **more: Any) -> Any:
+    """Return what `capture` returns, computed once."""
+    if more.get("trust_remote_code"):
+        return capture(*options, **more)
     frontends = capture.__name__ == "frontend_graphs"
     options = tuple(
         _without_later_choices(option) if isinstance(option, GraphOptions) and not frontends else option
@@ -80,10 +83,25 @@ def _remembered(captures: dict[Any, Any], capture: Any, *options: Any, ranges: A
     )
     key = capture.__qualname__, *map(_comparable, options), *((name, _comparable(more[name])) for name in sorted(more))
     if key not in captures:
-        if len(captures) >= _MOST_CAPTURES:
-            del captures[next(iter(captures))]
+        _make_room(captures)
         captures[key] = capture(*options, **more)
     return captures[key]
+
+
+def _make_room(captures: dict[Any, Any]) -> None:
+    if len(captures) >= _MOST_CAPTURES:
+        del captures[next(iter(captures))]
+
+
+def _translated(captures: dict[Any, Any], graph: ModelGraph, options: GraphOptions) -> ModelGraph:
+    """Return what `translate_model` returns; for a graph whose ranges were not measured, it is computed once."""
+    if graph.ranges is not None:
+        return translate_model(graph, options)
+    key = id(graph.captured), _without_later_choices(options)
+    if key not in captures:
+        _make_room(captures)
+        captures[key] = translate_model(graph, options)  # which keeps what was captured alive, and its id
+    return replace(graph, nnef=captures[key].nnef)
 
 
 def _without_later_choices(options: GraphOptions) -> GraphOptions:

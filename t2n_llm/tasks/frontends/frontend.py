@@ -1,20 +1,21 @@
 """The archive `frontend`: which one a source has, its graph, and what `export.json` says of it.
 
-In: a source with its preprocessor config. Out: a `TaskGraph` whose tensors are constants of its own, computed in f32 whatever
-the model computes in; only what it hands over has the model's element type.
+In: a source with its preprocessor config. Out: a captured `ModelGraph` whose tensors are constants of its own. It computes in f32
+whatever the model computes in; only its outputs have the model's element type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from t2n_llm.graph.capture import document_of
+from t2n_llm.graph.capture import capture_model
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import take_buffers
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.channel import channel, channel_of_hops
@@ -25,10 +26,8 @@ from t2n_llm.tasks.frontends.nemo import streaming_log_mel, utterance_log_mel
 from t2n_llm.tasks.frontends.numbered_patches import numbered_patches
 from t2n_llm.tasks.frontends.patches import flattens_patches, patch_rows
 from t2n_llm.tasks.frontends.pixels import plain_pixels
-from t2n_llm.tasks.frontends.processors import own_processors
 from t2n_llm.tasks.frontends.unit_variance import unit_variance_waveform
 from t2n_llm.tasks.frontends.whisper import whisper_log_mel
-from t2n_llm.tasks.protocol import TaskGraph
 
 FRONTEND = "frontend"
 """Its role, and the entry of `export.json` that describes it."""
@@ -54,29 +53,19 @@ _KINDS: Mapping[str, _Maker] = {
 """By the class of transformers' feature extractor or image processor."""
 
 
-@dataclass(frozen=True)
-class _Constants:
-    """A front end ready for capture: no parameter, and constants instead of a checkpoint; see `Weightless`."""
-
-    front: FrontEnd
-    network: nn.Module
-    buffers: Mapping[str, torch.Tensor]
-    tied: Mapping[str, str] = field(default_factory=dict)
-    dtype: torch.dtype = torch.float32
-
-
-class _HandingOver(nn.Module):
+class FrontEndModule(nn.Module):
     """A front end whose floating-point results have the element type that the model takes."""
 
-    def __init__(self, front: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, front_end: FrontEnd, dtype: torch.dtype) -> None:
         """Wrap a front end."""
         super().__init__()
-        self.front = front
+        self.front_end = front_end
+        self.network = front_end.module()
         self.dtype = dtype
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return what the front end gives, cast."""
-        results = self.front(*given)
+        results = self.network(*given)
         results = (results,) if isinstance(results, torch.Tensor) else results
         return tuple(each.to(self.dtype) if each.dtype.is_floating_point else each for each in results)
 
@@ -107,8 +96,8 @@ def _of_pictures(processor: Any) -> _Maker | None:
     return patch_rows if flattens_patches(processor) else plain_pixels
 
 
-def frontend_graphs(source: ModelSource, options: GraphOptions, input_name: str) -> tuple[TaskGraph, ...]:
-    """Capture and translate the front end of a source: one graph, or none.
+def frontend_graphs(source: ModelSource, options: GraphOptions, input_name: str) -> tuple[ModelGraph, ...]:
+    """Capture the front end of a source: one graph, or none.
 
     Args:
         source: the model.
@@ -116,35 +105,33 @@ def frontend_graphs(source: ModelSource, options: GraphOptions, input_name: str)
         input_name: see `frontend_of`.
 
     Raises:
-        CaptureError, TranslationError: it cannot be expressed; the message says where.
+        CaptureError: it cannot be captured; the message says where.
     """
     front = frontend_of(source, options, input_name)
     if front is None:
         return ()
-    module = _HandingOver(front.module(), options.torch_dtype).eval()
-    buffers = take_buffers(module)
-    constants = {name.removeprefix("front."): value for name, value in buffers.items()}
-    document = document_of(
-        module,
-        front.inputs(),
-        front.output_names,
-        options.target(front.dynamic_axes, module.front, source.revision, cached=False, role=FRONTEND),
-        prefix="front.",
-        graph_name=FRONTEND,
+    module = FrontEndModule(front, options.torch_dtype).eval()
+    graph = ModelGraph(
+        role=FRONTEND,
+        network=module.network,
+        module=module,
+        buffers=take_buffers(module.network),
+        tied={},
+        inputs=front.inputs(),
+        output_names=front.output_names,
+        dynamic_axes=front.dynamic_axes,
         source_name=source.public_name,
+        revision=source.revision,
+        graph_name=FRONTEND,
+        properties={"role": FRONTEND},
+        from_checkpoint=False,
     )
-    skeleton = _Constants(front, module.front, {**constants, **document.constants})
-    return (TaskGraph(skeleton, document.graph, FRONTEND, from_checkpoint=False),)
+    return (capture_model(graph, options).with_parameters(),)
 
 
-def weighted(graphs: Sequence[TaskGraph]) -> list[TaskGraph]:
-    """Return the graphs of a task that read weights, without its front end."""
-    return [graph for graph in graphs if graph.role != FRONTEND]
-
-
-def front_of(graphs: Sequence[TaskGraph]) -> FrontEnd | None:
+def front_of(graphs: Sequence[ModelGraph]) -> FrontEnd | None:
     """Return what the front end among some graphs was made of; None where there is none."""
-    return next((graph.skeleton.front for graph in graphs if isinstance(graph.skeleton, _Constants)), None)
+    return next((graph.module.front_end for graph in graphs if isinstance(graph.module, FrontEndModule)), None)
 
 
 def described_with(front: FrontEnd | None, described: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,4 +152,29 @@ def described_with(front: FrontEnd | None, described: Mapping[str, Any]) -> dict
     return {**described, **ordered, FRONTEND: record}
 
 
-__all__ = ["FRONTEND", "described_with", "front_of", "frontend_graphs", "frontend_of", "weighted"]
+# --- processors of a source --------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+_CONFIGS = ("preprocessor_config.json", "processor_config.json")
+_AUTO_CLASSES = ("AutoFeatureExtractor", "AutoImageProcessor")
+
+
+def own_processors(source: ModelSource) -> Iterator[Any]:
+    """Yield the feature extractor, then the image processor of a source, those that there are."""
+    import transformers
+
+    if source.gguf is not None or not any((source.folder / name).is_file() for name in _CONFIGS):
+        return
+    for auto_class in _AUTO_CLASSES:
+        try:
+            yield getattr(transformers, auto_class).from_pretrained(
+                source.folder, local_files_only=True, trust_remote_code=source.trust_remote_code
+            )
+        except (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
+            # The config is of the other kind, or its class needs a package that is not installed.
+            logger.debug("%s: %s: %s", source.name, auto_class, error)
+
+
+__all__ = ["FRONTEND", "described_with", "front_of", "frontend_graphs", "frontend_of", "own_processors"]

@@ -15,15 +15,10 @@ import torch
 from generic_export.inference_target.tract.engines.cli import write_bundle
 from t2n_llm.check.agreement import CheckResult, StepResult, Tolerance, ValidationReport, compare_values
 from t2n_llm.check.answers import Answerer
-from t2n_llm.source.empty_model import ModelKind
-from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.heads.cases import HeadCase
 from t2n_llm.tasks.heads.model import answers_of
 from t2n_llm.tasks.heads.pooling import Pooling
 from t2n_llm.tasks.heads.table import Head
-from t2n_llm.weights.archive_weights import ArchiveWeights
-from t2n_llm.weights.f32_model import dequantized, eager_model, refuse_invented
-from t2n_llm.weights.placement import Placement, require_memory
 
 _SMALLEST_SCALE = 0.1  # vectors of length 1 have small values; below this, rounding of what they are sums of is seen
 
@@ -31,41 +26,14 @@ Answers = Mapping[str, np.ndarray]
 """Outputs by name."""
 
 
-def run_head_reference(
-    source: ModelSource,
-    kind: ModelKind,
-    network: Any,
-    needed: frozenset[str],
-    cases: Sequence[HeadCase],
-    *,
-    pooling: Pooling | None = None,
-    placement: Placement | None = None,
-    overrides: ArchiveWeights | None = None,
-) -> list[Answers]:
-    """Return what transformers' model says to each case, in f32; the model is released before this returns.
+def run_head_reference(model: Any, cases: Sequence[HeadCase], pooling: Pooling | None = None) -> list[Answers]:
+    """Return the outputs of a model for each case.
 
     Args:
-        source: the checkpoint.
-        kind: transformers' class for it.
-        network: the same model without weights, for its class and its size.
-        needed: parameters that the checkpoint must have; others, such as a pooler's, are not looked at.
-        cases: what is asked.
+        model: of transformers, in f32.
+        cases: the inputs.
         pooling: makes one row of those of the tokens.
-        placement: what the user allows of memory.
-        overrides: the weights of a compressed archive, to run with.
-
-    Raises:
-        NotEnoughMemoryError: the model does not fit.
-        CorruptCheckpointError: transformers had to invent weights that are needed.
     """
-    require_memory(network, placement)
-    if source.quantization is not None:
-        model, missing = dequantized(source, type(network))
-    else:
-        model, missing = eager_model(kind, source.folder, source.trust_remote_code)
-    refuse_invented(source.name, needed.intersection(missing))
-    if overrides is not None:
-        overrides.apply(model)
     with torch.no_grad():
         return [_ask(model, case, pooling) for case in cases]
 

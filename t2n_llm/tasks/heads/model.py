@@ -1,14 +1,15 @@
 """A model with its head, weightless: one pass from its inputs to the tensors that its task reads of the result.
 
-In: a transformers config and a task. Out: a `HeadSkeleton` that `torch.export` can capture, and the document made of it.
+In: a transformers config and a task. Out: a captured `ModelGraph` whose module is a `HeadModule`.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -18,22 +19,19 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from generic_export.errors import CaptureError, SpecializedAxisError, described
-from generic_export.nnef.graph import NnefGraph
-from generic_export.torch_graph.capture.known_buffers import decided_by
+from generic_export.errors import CaptureError, GraphError, SpecializedAxisError, WeightError, described
+from generic_export.torch_graph.capture.known_buffers import MOST_VALUES, decided_by
 from generic_export.torch_graph.request import DynamicAxes
+from generic_export.weights.values import read_tensor
 from kvcache import explicit_attention, explicit_experts
 from kvcache.forms.minimax import over_any_length
 from kvcache.forms.xmod import one_language
 from kvcache.recurrent import explicit_recurrences
-from t2n_llm.graph.capture import Document, document_of, weightless_network
-from t2n_llm.graph.mixed import as_stored
+from t2n_llm.graph.capture import capture_model, weightless_network
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.ranges import RangeRequest, Ranges
+from t2n_llm.model_graph import MODEL_ROLE, ModelGraph
 from t2n_llm.source.empty_model import take_buffers, tied_names
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.tasks.heads.chunks import longest_chunk, one_chunk
-from t2n_llm.tasks.heads.decisive import decisive_values
 from t2n_llm.tasks.heads.inputs import BATCH, LENGTH, STEPS, Reading, Values, reading_of
 from t2n_llm.tasks.heads.pooling import Pooling
 from t2n_llm.tasks.heads.shapes_alone import (
@@ -47,8 +45,8 @@ from t2n_llm.tasks.heads.shapes_alone import (
 )
 from t2n_llm.tasks.heads.table import Head
 from t2n_llm.tasks.names import SENTENCE_EMBEDDING
+from t2n_llm.weights.names import match_parameters
 
-_WRAPPER_ATTRIBUTE = "network"
 _SHORTEST = {STEPS: 3, LENGTH: 32}  # a guard of PyTorch's about fewer is no obstacle
 
 Axes = tuple["str | int | None", ...]
@@ -61,8 +59,9 @@ class HeadModule(nn.Module):
     def __init__(
         self,
         network: nn.Module,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
+        head: Head,
+        reading: Reading,
+        outputs: Mapping[str, Axes],
         pooling: Pooling | None = None,
         decisive: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
@@ -70,21 +69,23 @@ class HeadModule(nn.Module):
 
         Args:
             network: of transformers.
-            inputs: its keywords, in the order of the graph.
-            outputs: what is read of its result.
+            head: what it computes.
+            reading: its inputs, in the order of the graph.
+            outputs: what is read of its result, with the axes of each.
             pooling: makes one row of those of the tokens; None leaves them.
             decisive: values of buffers that its code decides by.
         """
         super().__init__()
         self.network = network
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
+        self.head = head
+        self.reading = reading
+        self.outputs = dict(outputs)
         self.pooling = pooling
         self.decisive = dict(decisive or {})
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on one tensor an input, and return one an output."""
-        given = dict(zip(self.inputs, tensors, strict=True))
+        given = dict(zip(self.reading.names, tensors, strict=True))
         answers = _answered(self.network, given, self.pooling, self.decisive)
         return tuple(answers[name] for name in self.outputs)
 
@@ -131,48 +132,6 @@ def _no_past(rank: int) -> torch.Tensor | None:
     return None
 
 
-@dataclass(frozen=True)
-class HeadSkeleton:
-    """A model with a head on the meta device, and what is needed to capture and feed it.
-
-    Attributes:
-        module: the wrapped model.
-        head: what it computes.
-        reading: what it is given.
-        outputs: axes of each output, by name.
-        buffers: the values of buffers that the model computes itself, by qualified name.
-        tied: for each parameter that is another one's alias, the name of that other one.
-        dtype: element type of weights and activations.
-    """
-
-    module: HeadModule
-    head: Head
-    reading: Reading
-    outputs: Mapping[str, Axes]
-    buffers: Mapping[str, torch.Tensor]
-    tied: Mapping[str, str]
-    dtype: torch.dtype
-    ranges: Ranges | None = None
-
-    @property
-    def network(self) -> nn.Module:
-        """The transformers model: its parameters bear the names of the graph's variables."""
-        return self.module.network
-
-    @property
-    def config(self) -> Any:
-        """The transformers config."""
-        return self.network.config
-
-    @property
-    def dynamic_axes(self) -> DynamicAxes:
-        """The symbols of each input."""
-        axes = {each.name: self.reading.axes(each) for each in self.reading.inputs}
-        return {
-            name: {place: axis for place, axis in enumerate(row) if isinstance(axis, str)} for name, row in axes.items()
-        }
-
-
 def build_head_graph(
     config: Any,
     head: Head,
@@ -183,10 +142,9 @@ def build_head_graph(
     name: str,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    ranges: RangeRequest | None = None,
     source: ModelSource | None = None,
-) -> tuple[HeadSkeleton, NnefGraph]:
-    """Capture and translate the model of a config with a head.
+) -> ModelGraph:
+    """Build and capture the model of a config with a head.
 
     Args:
         config: transformers config.
@@ -196,20 +154,18 @@ def build_head_graph(
         pooling: for one row a text.
         name, revision: source model, recorded in the document.
         trust_remote_code: allow code that comes with the model.
-        ranges: has f16 activations measured on the weights, and made to fit; None leaves them as they are.
         source: has the saved values of buffers that the model's code decides by; None takes a new model's.
 
     Returns:
-        The skeleton (shapes, values that the model computes itself) and the document.
+        The captured graph; its module is a `HeadModule`.
 
     Raises:
         UnknownArchitectureError: transformers has no such head for the config.
-        CaptureError, TranslationError: the model cannot be expressed; the message says where.
-        NumericRangeError: f16 does not hold its activations.
+        CaptureError: the model cannot be captured; the message says where.
     """
     with explicit_attention() as attention, explicit_experts() as experts:
 
-        def build(implementation: str, *, batches: bool = True) -> HeadSkeleton:
+        def build(implementation: str, *, batches: bool = True) -> ModelGraph:
             network = weightless_network(
                 head.kind, one_pass(config), options, implementation, experts, trust_remote_code
             )
@@ -217,55 +173,68 @@ def build_head_graph(
             wanted = replace(reading_of(head, network, image_size), reads_batches=batches)
             decisive = partial(decisive_values, network, buffers, source)
             reading, outputs, values = _tried(head, network, wanted, options, pooling, decisive)
-            module = HeadModule(network, reading.names, tuple(outputs), pooling, values).eval()
-            return HeadSkeleton(module, head, reading, outputs, buffers, tied, options.torch_dtype)
-
-        def document(skeleton: HeadSkeleton, axes: DynamicAxes) -> Document:
-            reading = skeleton.reading
-            return document_of(
-                skeleton.module,
-                _meta_inputs(reading, reading.traced, options.torch_dtype),
-                tuple(skeleton.outputs),
-                options.target(axes, skeleton.network, revision, cached=False, task=head.name),
-                prefix=f"{_WRAPPER_ATTRIBUTE}.",
-                graph_name=str(config.model_type),
+            return ModelGraph(
+                role=MODEL_ROLE,
+                network=network,
+                module=HeadModule(network, head, reading, outputs, pooling, values).eval(),
+                buffers=buffers,
+                tied=tied,
+                inputs=_meta_inputs(reading, reading.traced, options.torch_dtype),
+                output_names=tuple(outputs),
+                dynamic_axes=_dynamic_axes(reading),
                 source_name=name,
-                fit=partial(ranges.fit, skeleton, _typical_inputs(reading, ranges.tokens)) if ranges else None,
+                revision=revision,
+                graph_name=str(config.model_type),
+                properties={"task": head.name},
             )
 
-        def made_of(skeleton: HeadSkeleton) -> Document:
-            return _of_any_length(
-                partial(document, skeleton), skeleton.dynamic_axes, _most_tokens(config), longest_chunk(config)
-            )
+        def capture(graph: ModelGraph) -> ModelGraph:
+            return _of_any_length(graph, options, _most_tokens(config), longest_chunk(config))
 
-        skeleton = attention.first_that_runs(build)
+        graph = attention.first_that_runs(build)
         try:
-            made = made_of(skeleton)
+            return capture(graph)
         except SpecializedAxisError:
-            if not skeleton.reading.reads_batches:
+            if not head_module(graph).reading.reads_batches:
                 raise
             # Its code counts what it is given (PP-DocLayout sorts the boxes of each image): one at a time.
-            skeleton = attention.first_that_runs(partial(build, batches=False))
-            made = made_of(skeleton)
-    graph, _ = as_stored(made.graph, skeleton.network, (), options)
-    return replace(skeleton, buffers={**skeleton.buffers, **made.constants}, ranges=made.ranges), graph
+            return capture(attention.first_that_runs(partial(build, batches=False)))
 
 
-def _of_any_length(
-    document: Callable[[DynamicAxes], Document], axes: DynamicAxes, most: int | None, longest: int | None
-) -> Document:
-    """Return a document for texts and sound of any length; of no fewer than a few tokens and no more than it has positions, or
-    hears at once, where a model takes another path for those.
+def head_module(graph: ModelGraph) -> HeadModule:
+    """Return the module of a graph that `build_head_graph` made.
+
+    Raises:
+        GraphError: another task made it.
     """
+    if not isinstance(graph.module, HeadModule):
+        raise GraphError(f"graph {graph.role!r} has a {type(graph.module).__name__}, and a HeadModule was expected.")
+    return graph.module
+
+
+def _dynamic_axes(reading: Reading) -> DynamicAxes:
+    """Return the symbols of each input."""
+    axes = {each.name: reading.axes(each) for each in reading.inputs}
+    return {
+        name: {place: axis for place, axis in enumerate(row) if isinstance(axis, str)} for name, row in axes.items()
+    }
+
+
+def _of_any_length(graph: ModelGraph, options: GraphOptions, most: int | None, longest: int | None) -> ModelGraph:
+    """Capture for texts and sound of any length; of no fewer than a few tokens and no more than the model has positions, or
+    hears at once, where it takes another path for those.
+    """
+    axes = graph.dynamic_axes
     if longest is not None:
-        return document(_bounded(axes, {LENGTH: Dim(LENGTH, min=1, max=longest)}))
+        bounded = _bounded(axes, {LENGTH: Dim(LENGTH, min=1, max=longest)})
+        return capture_model(replace(graph, dynamic_axes=bounded), options)
     try:
-        return document(axes)
+        return capture_model(graph, options)
     except SpecializedAxisError:
         shortest = {name: Dim(name, min=_SHORTEST[name], max=most if name == STEPS else None) for name in _SHORTEST}
         if not any(axis in shortest for row in axes.values() for axis in row.values()):
             raise
-        return document(_bounded(axes, shortest))
+        return capture_model(replace(graph, dynamic_axes=_bounded(axes, shortest)), options)
 
 
 def _bounded(axes: DynamicAxes, dims: Mapping[str, Dim]) -> DynamicAxes:
@@ -292,14 +261,15 @@ def _meta_inputs(reading: Reading, sizes: Mapping[str, int], dtype: torch.dtype)
     }
 
 
-def _typical_inputs(reading: Reading, tokens: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Return one text without padding, or one of what else is read."""
+def typical_inputs(graph: ModelGraph, tokens: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Return one text without padding, or one of what else is read, by name."""
+    reading = head_module(graph).reading
     sizes = {**reading.others[0], BATCH: 1, STEPS: len(tokens)}
     found = reading.random(sizes)
     for each in reading.inputs:
         if each.values is Values.IDS:
             found[each.name] = np.broadcast_to(np.array(tokens, np.int64), each.shape(sizes)).copy()
-    return tuple(torch.from_numpy(array) for array in found.values())
+    return {name: torch.from_numpy(array) for name, array in found.items()}
 
 
 def _tried(
@@ -399,4 +369,105 @@ def _axes(
     )
 
 
-__all__ = ["Axes", "HeadModule", "HeadSkeleton", "answers_of", "build_head_graph", "one_pass"]
+# --- buffers that a model's code reads ---------------------------------------------------------------
+
+
+def decisive_values(
+    network: nn.Module, buffers: Mapping[str, torch.Tensor], source: ModelSource | None
+) -> dict[str, torch.Tensor]:
+    """Return the values of a network's small buffers.
+
+    Args:
+        network: on the meta device.
+        buffers: the values that it computes itself.
+        source: has the saved ones; None, or a source without weights, leaves the network's own.
+    """
+    found = {name: value for name, value in buffers.items() if value.numel() <= MOST_VALUES}
+    saved = found.keys() & network.state_dict().keys()
+    return found | (_stored(network, source, saved) if saved and source is not None else {})
+
+
+def _stored(network: nn.Module, source: ModelSource, names: set[str]) -> dict[str, torch.Tensor]:
+    try:
+        checkpoint = source.checkpoint()
+    except WeightError:  # a config alone
+        return {}
+    tensors = match_parameters(network, checkpoint.tensors).tensors
+    own = network.state_dict()
+    return {name: read_tensor(tensors[name], own[name].dtype) for name in sorted(names & tensors.keys())}
+
+
+# --- encoders that cut sound into chunks -------------------------------------------------------------
+
+
+_CACHE, _STACKING = "Nemotron3DiarizationSpeakerCache", "Nemotron3DiarizationFeatureStacking"
+
+
+def longest_chunk(config: Any) -> int | None:
+    """Return how many frames of sound such a model takes in one chunk; None for models that do not walk."""
+    sound = getattr(config, "audio_config", None)
+    chunk, factor = getattr(config, "chunk_length", None), getattr(sound, "subsampling_factor", None)
+    if not isinstance(chunk, int) or not isinstance(factor, int) or not hasattr(config, "chunk_right_context"):
+        return None
+    return chunk * factor
+
+
+@contextmanager
+def one_chunk(network: nn.Module) -> Iterator[None]:
+    """Let the code of such a network see one chunk where its length is a symbol, whose cache nobody reads again.
+
+    The symbol is bounded by `longest_chunk`.
+    """
+    files = {sys.modules[type(part).__module__] for part in network.modules()}
+    file = next((each for each in files if hasattr(each, _CACHE)), None)
+    if file is None:
+        yield
+        return
+    cache, stacking = getattr(file, _CACHE), getattr(file, _STACKING)
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(file, "range", _steps, create=True))
+        stack.enter_context(mock.patch.object(file, "min", _end, create=True))
+        stack.enter_context(mock.patch.object(cache, "update", _updated_unless_last(cache.update)))
+        stack.enter_context(mock.patch.object(stacking, "forward", _stacked))
+        yield
+
+
+def _steps(*bounds: Any) -> Sequence[int]:
+    return bounds[:1] if any(isinstance(bound, torch.SymInt) for bound in bounds) else range(*bounds)
+
+
+def _end(chunk: Any, recording: Any) -> Any:
+    """Return where a chunk ends: with the recording, where that is one."""
+    return recording if isinstance(recording, torch.SymInt) else min(chunk, recording)
+
+
+def _updated_unless_last(update: Callable[..., None]) -> Callable[..., None]:
+    def updated(cache: Any, chunk_embeds: torch.Tensor, *args: Any, **keywords: Any) -> None:
+        # How many frames a chunk of any length leaves is a symbol: there is no second chunk to read them.
+        if not isinstance(chunk_embeds.shape[1], torch.SymInt):
+            update(cache, chunk_embeds, *args, **keywords)
+
+    return updated
+
+
+def _stacked(stacking: Any, input_features: torch.Tensor) -> torch.Tensor:
+    """Stack frames as the class does, their number written so that it is seen to be whole: 8*((T + 7)//8)."""
+    batch, frames, width = input_features.shape
+    factor = stacking.subsampling_factor
+    groups = (frames + factor - 1) // factor
+    padded = nn.functional.pad(input_features, (0, 0, 0, groups * factor - frames))
+    return stacking.projection(padded.reshape(batch, groups, factor * width))
+
+
+__all__ = [
+    "Axes",
+    "HeadModule",
+    "answers_of",
+    "build_head_graph",
+    "decisive_values",
+    "head_module",
+    "longest_chunk",
+    "one_chunk",
+    "one_pass",
+    "typical_inputs",
+]

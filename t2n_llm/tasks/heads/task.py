@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -11,27 +11,27 @@ import torch
 from torch import nn
 
 from generic_export.errors import MissingTensorError, OptionError
+from generic_export.nnef.graph import NnefVariable
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
-from t2n_llm.graph.interface import interface
+from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.ranges import RangeRequest
+from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import instantiate
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.frontend import frontend_graphs
-from t2n_llm.tasks.heads.cases import plan_cases
+from t2n_llm.tasks.heads.cases import HeadCase, plan_cases
 from t2n_llm.tasks.heads.check import check_head, run_head_reference, write_head_bundles
-from t2n_llm.tasks.heads.described import described_model, described_tensors
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import BATCH, Reading, reading_of
 from t2n_llm.tasks.heads.kinds import kind_of
-from t2n_llm.tasks.heads.model import HeadSkeleton, build_head_graph
+from t2n_llm.tasks.heads.model import HeadModule, build_head_graph, head_module, typical_inputs
 from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
 from t2n_llm.tasks.heads.table import Head, Reads
 from t2n_llm.tasks.heads.towers import SCORES, cut_into_towers, open_towers
-from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
+from t2n_llm.tasks.protocol import CheckSubject, ReferenceAnswers, Task
 
 _SENSED = ("pixel_values", "input_values", "input_features")  # what a front end can make
 _TEXTS_ALONE = (Reads.TEXT, Reads.CHOICES)
@@ -57,11 +57,7 @@ class HeadTask(Task):
             raise OptionError(f"--task {self.name} takes no images.", "Omit --image-size.")
         if options.towers and self.head.reads is not Reads.IMAGE_AND_TEXTS:
             raise OptionError(f"--task {self.name} does not compare images with texts.", "Omit --towers.")
-        if adapter is not None:
-            raise OptionError(
-                f"--task {self.name} does not merge adapters.",
-                "Merge it with peft first, then export the merged model.",
-            )
+        super().refuse(source, options, compression, adapter)
         if source.gguf is not None:
             raise OptionError(
                 f"{source.name}: GGUF files are supported for text generation only.",
@@ -73,11 +69,9 @@ class HeadTask(Task):
                 "Use an algorithm without calibration, such as --compress q4_0.",
             )
 
-    def graphs(
-        self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
-    ) -> tuple[TaskGraph, ...]:
+    def graphs(self, source: ModelSource, options: GraphOptions) -> tuple[ModelGraph, ...]:
         """See `Task.graphs`."""
-        skeleton, graph = build_head_graph(
+        graph = build_head_graph(
             source.config,
             replace(self.head, kind=kind_of(self.head, source.config)),
             options,
@@ -86,15 +80,24 @@ class HeadTask(Task):
             name=source.public_name,
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
-            ranges=ranges,
             source=source,
         )
         sensed = () if self.head.reads in _TEXTS_ALONE else (name for name in graph.inputs if name in _SENSED)
-        fronts = (each for name in sensed for each in frontend_graphs(source, options, name))
+        return (*(each for name in sensed for each in frontend_graphs(source, options, name)), graph)
+
+    def typical_inputs(
+        self, graph: ModelGraph, tokens: Sequence[int], given: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """See `Task.typical_inputs`."""
+        del given
+        return typical_inputs(graph, tokens)
+
+    def archives(self, graph: ModelGraph, options: GraphOptions) -> tuple[ModelGraph, ...]:
+        """See `Task.archives`."""
         if not options.towers:
-            return (*fronts, TaskGraph(skeleton, graph, ranges=skeleton.ranges))
-        towers = cut_into_towers(graph, skeleton.outputs, options.computes_in)
-        return (*fronts, *(TaskGraph(skeleton, part, role, ranges=skeleton.ranges) for role, part in towers.items()))
+            return (graph,)
+        towers = cut_into_towers(graph.document, head_module(graph).outputs, options.computes_in)
+        return tuple(replace(graph, role=role, nnef=document) for role, document in towers.items())
 
     def network(self, source: ModelSource) -> nn.Module:
         """See `Task.network`."""
@@ -102,9 +105,9 @@ class HeadTask(Task):
         network: nn.Module = instantiate(kind, source.config, torch.float32, "eager", "eager", source.trust_remote_code)
         return network
 
-    def explained(self, error: MissingTensorError, graph: TaskGraph) -> MissingTensorError:
+    def explained(self, error: MissingTensorError, graph: ModelGraph) -> MissingTensorError:
         """Say of a missing weight that it is the head's."""
-        base = getattr(graph.skeleton.network, "base_model_prefix", "")
+        base = getattr(graph.network, "base_model_prefix", "")
         inside = error.message.partition("'")[2].startswith(f"{base}.")
         if self.head.kind.auto_class == "AutoModel" or inside:
             return error
@@ -114,30 +117,26 @@ class HeadTask(Task):
             f"Use a checkpoint that was trained for {self.name}, or --task feature-extraction.",
         )
 
-    def check(self, subject: CheckSubject) -> ValidationReport:
-        """Compare a few questions; see `heads.cases`."""
-        source = subject.source
-        reading = self._reading(source, subject.network, subject.options, batched=BATCH in subject.symbols)
-        cases = plan_cases(self.head, reading, source.config, subject.tokenizer if self.reads_text else None)
+    def reference(self, subject: CheckSubject) -> ReferenceAnswers:
+        """Answer a few questions; see `heads.cases`."""
         subject.reporter.stage("Running PyTorch in f32 for reference")
-        expected = run_head_reference(
-            source,
-            kind_of(self.head, source.config),
-            subject.network,
-            subject.needed(),
-            cases,
-            pooling=self._pooling(source),
-            placement=subject.checking.placement,
-            overrides=subject.overrides,
-        )
-        outputs = self.head.read_of(expected[0])
+        model = subject.reference_model(kind_of(self.head, subject.source.config))
+        cases = self._cases(subject, self._reading_of(subject))
+        return ReferenceAnswers(run_head_reference(model, cases, self._pooling(subject.source)))
+
+    def check(
+        self, subject: CheckSubject, reference: ReferenceAnswers, original: ReferenceAnswers | None = None
+    ) -> ValidationReport:
+        """Compare the answers to those questions; see `heads.check`."""
+        del original
+        reading, expected = self._reading_of(subject), reference.answers
+        cases, outputs = self._cases(subject, reading), self.head.read_of(expected[0])
         if subject.bundles is not None:
             subject.bundles.mkdir()
             write_head_bundles(subject.bundles, cases, outputs, expected)
-        towers = SCORES in subject.archives
         opened = (
             open_towers(subject.archives, reading.names, outputs, subject.checking)
-            if towers
+            if SCORES in subject.archives
             else open_answerer(subject.archive, subject.checking)
         )
         with opened as answerer:
@@ -152,42 +151,81 @@ class HeadTask(Task):
                 on_case=subject.announce,
             )
 
-    def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
+    def _cases(self, subject: CheckSubject, reading: Reading) -> Sequence[HeadCase]:
+        tokenizer = subject.tokenizer if self.reads_text else None
+        return plan_cases(self.head, reading, subject.source.config, tokenizer)
+
+    def interface(self, source: ModelSource, graphs: Sequence[ModelGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""
-        skeleton = _skeleton(graphs[-1])
-        stored = [variable for part in graphs for variable in part.graph.variables]
+        module = head_module(graphs[-1])
+        stored = [variable for part in graphs for variable in part.document.variables]
         return {
-            "graph": interface(graphs[-1].graph, (), options.dtype)
-            | {"interface": described_tensors(skeleton.reading, skeleton.outputs, options.computes_in)},
-            "model": described_model(self.head, skeleton, stored),
+            "graph": interface(graphs[-1].document, (), options.dtype)
+            | {"interface": described_tensors(module, options.computes_in)},
+            "model": described_model(module, graphs[-1].config, stored),
         }
 
-    def bundle_bytes(self, graphs: Sequence[TaskGraph], options: GraphOptions, checking: CheckingOptions) -> int:
+    def bundle_bytes(self, graphs: Sequence[ModelGraph], options: GraphOptions, checking: CheckingOptions) -> int:
         """See `Task.bundle_bytes`."""
-        skeleton = _skeleton(graphs[-1])
-        reading = skeleton.reading
-        cases = plan_cases(self.head, reading, skeleton.config, None)
+        module = head_module(graphs[-1])
+        reading = module.reading
+        cases = plan_cases(self.head, reading, graphs[-1].config, None)
         traced = sum(prod(each.shape(reading.traced)) for each in reading.inputs)
         answered = sum(
             prod(reading.traced[axis] if isinstance(axis, str) else axis or 1 for axis in axes)
-            for axes in skeleton.outputs.values()
+            for axes in module.outputs.values()
         )
         return sum(8 * case.values + 4 * (answered * case.values // traced + 1) for case in cases)
 
     def _pooling(self, source: ModelSource) -> Pooling | None:
         return pooling_of(source.folder) if self.head.pooled else None
 
-    def _reading(self, source: ModelSource, network: nn.Module, options: GraphOptions, *, batched: bool) -> Reading:
-        size = image_size_of(source.config, source.folder, options.image_size)
-        found = reading_of(self.head, network, size)
-        return Reading(found.inputs, found.lengths, reads_batches=batched)
+    def _reading_of(self, subject: CheckSubject) -> Reading:
+        source = subject.source
+        size = image_size_of(source.config, source.folder, subject.options.image_size)
+        found = reading_of(self.head, subject.network, size)
+        return Reading(found.inputs, found.lengths, reads_batches=BATCH in subject.symbols)
 
 
-def _skeleton(part: TaskGraph) -> HeadSkeleton:
-    skeleton = part.skeleton
-    if not isinstance(skeleton, HeadSkeleton):
-        raise TypeError(f"{type(skeleton).__name__} has no head")
-    return skeleton
+# --- entries of export.json --------------------------------------------------------------------------
 
 
-__all__ = ["HeadTask"]
+def described_tensors(module: HeadModule, dtype: str) -> dict[str, Any]:
+    """Return shape and element type of each input and output; a size that follows from those of the inputs is null.
+
+    Args:
+        module: the model.
+        dtype: that the graph computes in.
+    """
+    reading = module.reading
+    inputs = {
+        each.name: {"shape": list(reading.axes(each)), "dtype": "i64" if each.is_integer else dtype}
+        for each in reading.inputs
+    }
+    return inputs | {name: {"shape": list(axes), "dtype": dtype} for name, axes in module.outputs.items()}
+
+
+def described_model(module: HeadModule, config: Any, variables: Iterable[NnefVariable]) -> dict[str, Any]:
+    """Return what a reader of an archive should know of its model.
+
+    Args:
+        module: the model.
+        config: of transformers.
+        variables: everything that is stored.
+    """
+    stored = list(variables)
+    text = config.get_text_config(decoder=True)
+    found: dict[str, Any] = {"parameters": sum(variable.values for variable in stored)}
+    if hasattr(text, "vocab_size"):
+        found = text_model(config, stored) | {"pad_token_id": getattr(text, "pad_token_id", None)}
+    if module.head.labelled:
+        labels = {str(number): label for number, label in (config.id2label or {}).items()}
+        found |= {"id2label": labels, "problem_type": getattr(config, "problem_type", None)}
+    elif isinstance(getattr(text, "hidden_size", None), int):
+        found["hidden_size"] = text.hidden_size
+    if module.pooling is not None:
+        found["pooling"] = module.pooling.recorded()
+    return found | {"inputs": {each.name: each.values.value for each in module.reading.inputs}}
+
+
+__all__ = ["HeadTask", "described_model", "described_tensors"]

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from generic_export.errors import ArchiveError, OptionError
+from generic_export.errors import ArchiveError, MissingExtraError, OptionError
 from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.tasks.frontends.frontend import FRONTEND
 from t2n_llm.tasks.frontends.waveforms import LENGTHS
-from t2n_llm.tasks.media.picture import read_image
 
 _CONFIG = "preprocessor_config.json"
 _MASK = "attention_mask"
@@ -141,4 +140,42 @@ def _is_of_one_size(rule: Mapping[str, Any]) -> bool:
     return all(isinstance(rule.get(edge), int) for edge in ("height", "width")) and rule.get("filter") is not None
 
 
-__all__ = ["SensedInput", "Sensing"]
+# --- files of pictures -------------------------------------------------------------------------------
+
+
+def read_image(path: str | Path, size: tuple[int, int] | None = None, filter_name: str = "bicubic") -> np.ndarray:
+    """Read a picture.
+
+    Args:
+        path: of a PNG, a JPEG, or another file that Pillow reads.
+        size: height and width that are wanted; None keeps its own.
+        filter_name: how it gets them: `nearest`, `lanczos`, `bilinear`, `bicubic`, `box` or `hamming`, with antialiasing.
+
+    Returns:
+        uint8 [H, W, 3].
+
+    Raises:
+        MissingExtraError: Pillow is not installed.
+        OptionError: there is no such file, or it is no picture.
+    """
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise MissingExtraError(
+            "reading images needs Pillow.", "Install it with pip install 't2n-llm[images]'."
+        ) from error
+    path = Path(path)
+    try:
+        with Image.open(path) as opened:
+            picture = ImageOps.exif_transpose(opened).convert("RGB")
+    except UnidentifiedImageError as error:
+        raise OptionError(f"{path}: not an image.", "Use a PNG or JPEG file.") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise OptionError(f"{path}: cannot be read: {reason}.", "Use a complete PNG or JPEG file.") from error
+    if size is not None:
+        picture = picture.resize((size[1], size[0]), Image.Resampling[filter_name.upper()])
+    return np.asarray(picture)
+
+
+__all__ = ["SensedInput", "Sensing", "read_image"]

@@ -22,13 +22,8 @@ from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, co
 from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.check.cache_range import largest_values
 from t2n_llm.check.options import EngineOptions
-from t2n_llm.source.empty_model import MULTIMODAL_MODEL
-from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
-from t2n_llm.weights.archive_weights import ArchiveWeights
-from t2n_llm.weights.f32_model import eager_model, refuse_invented
-from t2n_llm.weights.placement import Placement, require_memory
 
 _STEPS = 8  # tokens decoded after each prompt
 
@@ -113,36 +108,14 @@ def _frame_mask(prompt: Prompt) -> np.ndarray:
     return (np.arange(prompt.pixels.shape[-1]) < np.array(prompt.frames)[:, None]).astype(np.int64)
 
 
-def run_multimodal_reference(
-    source: ModelSource,
-    family: Family,
-    network: Any,
-    needed: frozenset[str],
-    prompts: Sequence[Prompt],
-    placement: Placement | None = None,
-    *,
-    overrides: ArchiveWeights | None = None,
-) -> list[Answer]:
-    """Return what transformers' eager model in f32 says to each prompt; the model is released before this returns.
+def run_multimodal_reference(model: Any, family: Family, prompts: Sequence[Prompt]) -> list[Answer]:
+    """Return the answers of a model to prompts.
 
     Args:
-        source: the checkpoint.
-        family: how its model is asked.
-        network: the same model without weights, for its size.
-        needed: parameters that the checkpoint must have.
+        model: of transformers, eager, in f32.
+        family: its inputs.
         prompts: what is asked.
-        placement: what the user allows of memory.
-        overrides: the weights of compressed archives, to run with.
-
-    Raises:
-        NotEnoughMemoryError: the model does not fit.
-        CorruptCheckpointError: transformers had to invent weights that are needed.
     """
-    require_memory(network, placement)
-    model, missing = eager_model(MULTIMODAL_MODEL, source.folder, source.trust_remote_code)
-    refuse_invented(source.name, needed.intersection(missing))
-    if overrides is not None:
-        overrides.apply(model)
     with torch.no_grad():
         return [_generate(model, family, prompt) for prompt in prompts]
 

@@ -8,15 +8,89 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from generic_export.errors import OptionError, UnknownArchitectureError
 from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE
-from t2n_llm.tasks.multimodal.family import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, Senses, Sight
+from t2n_llm.tasks.multimodal.family import FRAME_MASK, POSITIONS, SOUND, TOKEN_TYPES, Family, Medium, Senses, Sight
 from t2n_llm.tasks.multimodal.qwen_vl import Qwen3VL, Qwen25VL
-from t2n_llm.tasks.multimodal.speech import Qwen2Audio, Voxtral
+
+_FRAMES_PER_POSITION = 2  # the encoder's second convolution has a stride of 2
+
+
+class _Whisper(Senses):
+    """What speech models with an encoder like Whisper's have in common."""
+
+    medium: ClassVar[Medium] = SOUND
+
+    def pixel_shape(self, config: Any) -> tuple[int, ...]:
+        """See `Family`: log-mel features and frames of a segment."""
+        audio = config.audio_config
+        return int(audio.num_mel_bins), int(audio.max_source_positions * _FRAMES_PER_POSITION)
+
+    def reference_inputs(self, config: Any, is_image: torch.Tensor, pixels: torch.Tensor) -> dict[str, Any]:
+        """See `Family`."""
+        del config, is_image
+        return {"input_features": pixels} if len(pixels) else {}
+
+
+@dataclass(frozen=True)
+class Voxtral(_Whisper):
+    """Voxtral: segments of 30 seconds, the last one padded with silence, which is heard; neighbouring positions joined."""
+
+    decoder_input: str | None = None
+    stacks_images: bool = True
+
+    def rows_per_image(self, config: Any) -> int:
+        """See `Family`."""
+        audio = config.audio_config
+        return int(audio.max_source_positions * audio.hidden_size // audio.intermediate_size)
+
+    def sight(self, network: Any) -> Sight:
+        """See `Family`; the rows of each segment stay apart."""
+        model, rows = network.model, self.rows_per_image(network.config)
+        width = network.config.audio_config.intermediate_size
+
+        def look(features: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            del buffers
+            heard = model.audio_tower(features, return_dict=True).last_hidden_state
+            return (model.multi_modal_projector(heard.reshape(-1, rows, width)),)
+
+        return Sight({}, look)
+
+
+@dataclass(frozen=True)
+class Qwen2Audio(_Whisper):
+    """Qwen2-Audio: recordings of up to 30 seconds, what is beyond their end hidden; neighbouring positions averaged."""
+
+    masked: ClassVar[bool] = True
+
+    decoder_input: str | None = None
+    stacks_images: bool = True
+
+    def rows_per_image(self, config: Any) -> int:
+        """See `Family`: those of a whole segment."""
+        return self.rows_of(config, self.pixel_shape(config)[-1])
+
+    def rows_of(self, config: Any, frames: int) -> int:
+        """See `Family`; a recording ends with its last whole row."""
+        del config
+        return (frames + 1) // _FRAMES_PER_POSITION // 2
+
+    def sight(self, network: Any) -> Sight:
+        """See `Family`; a position that covers a frame of the recording is seen."""
+        model = network.model
+        positions = network.config.audio_config.max_source_positions
+
+        def look(features: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            seen = buffers[FRAME_MASK][:, None, None, ::_FRAMES_PER_POSITION] > 0
+            mask = seen.expand(-1, 1, positions, positions)
+            heard = model.audio_tower(features, attention_mask=mask, return_dict=True).last_hidden_state
+            return (model.multi_modal_projector(heard),)
+
+        return Sight({}, look)
 
 
 @dataclass(frozen=True)

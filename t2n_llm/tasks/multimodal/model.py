@@ -1,6 +1,6 @@
 """The three graphs of a multimodal model: `embed`, `vision` or `audio`, and `decoder`, made of one weightless network.
 
-In: a transformers config. Out: a `NetworkPart` and a document for each, which share the names of the network's parameters.
+In: a transformers config. Out: a captured `ModelGraph` for each; they share the names of the network's parameters.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +17,10 @@ from kvcache import explicit_attention, explicit_experts
 from kvcache.compat import cache_keyword
 from kvcache.forms import state_form
 from kvcache.states.tensors import Slot
-from t2n_llm.graph.capture import weightless_network
+from t2n_llm.graph.capture import capture_model, weightless_network
+from t2n_llm.graph.causal_lm import probe_states
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_parts
-from t2n_llm.graph.ranges import RangeRequest
-from t2n_llm.graph.skeleton import probe_states
+from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, take_buffers, tied_names
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, Sight
 
@@ -142,9 +140,8 @@ def build_multimodal(
     name: str,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    ranges: RangeRequest | None = None,
-) -> dict[str, BuiltPart]:
-    """Capture and translate the three graphs of a config, by role, in the order in which a prompt passes them.
+) -> tuple[ModelGraph, ...]:
+    """Build and capture the three graphs of a config, in the order in which a prompt passes them.
 
     Args:
         config: transformers config.
@@ -152,41 +149,36 @@ def build_multimodal(
         options: element type and numerics; the batch is 1 and one position's logits are kept.
         name, revision: source model, recorded in the documents.
         trust_remote_code: allow code that comes with the model.
-        ranges: has f16 activations measured on the weights, and made to fit; None leaves them as they are.
 
     Raises:
         UnknownArchitectureError: transformers has no such model for the config.
-        CaptureError, TranslationError: the model cannot be expressed; the message says where.
-        NumericRangeError: f16 does not hold its activations.
+        CaptureError: the model cannot be captured; the message says where.
     """
     with explicit_attention() as attention, explicit_experts() as experts:
 
-        def build(implementation: str) -> tuple[NetworkPart, ...]:
+        def build(implementation: str) -> tuple[ModelGraph, ...]:
             network = weightless_network(MULTIMODAL_MODEL, config, options, implementation, experts, trust_remote_code)
-            return _parts(network, family, options.torch_dtype)
+            return _parts(network, family, options.torch_dtype, name, revision)
 
-        parts = attention.first_that_runs(build)
-        typical = partial(_typical, family, ranges.tokens if ranges is not None else ())
-        return build_parts(parts, options, name, revision, ranges, typical)
+        return tuple(capture_model(part, options) for part in attention.first_that_runs(build))
 
 
-def _typical(
-    family: Family, tokens: Sequence[int], part: NetworkPart, given: Mapping[str, torch.Tensor]
+def typical_inputs(
+    part: ModelGraph, tokens: Sequence[int], given: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return what a part is measured on: a text, random pixels or sound, and the rows of those before the text.
 
     Args:
-        family: of the model.
-        tokens: of the text.
         part: which of the three.
-        given: what those before it gave.
+        tokens: of the text.
+        given: outputs of the parts before it.
 
     Returns:
         Inputs by name, some of which not every part reads; nothing where one before it could not be run.
     """
     if part.role == EMBED:
         return {"input_ids": torch.tensor([tokens], dtype=torch.int64)}
-    if part.role == family.medium.role:
+    if part.role != DECODER:
         generator = torch.Generator().manual_seed(0)
         return {
             name: torch.ones(meta.shape, dtype=meta.dtype)
@@ -194,9 +186,11 @@ def _typical(
             else torch.randn(meta.shape, generator=generator)
             for name, meta in part.inputs.items()
         }
-    if not {family.medium.output_name, "inputs_embeds"} <= set(given):
+    # The decoder takes the rows of images among those of the text, and the others by name.
+    images = [rows for name, rows in given.items() if name not in part.inputs]
+    if not images or "inputs_embeds" not in given:
         return {}
-    seen, text = given[family.medium.output_name].flatten(0, -2)[None], given["inputs_embeds"]
+    seen, text = images[0].flatten(0, -2)[None], given["inputs_embeds"]
     rows = {
         name: torch.cat((added.flatten(0, -2)[None], torch.zeros_like(text)), dim=1)
         for name, added in given.items()
@@ -216,7 +210,7 @@ _STEPS, _PAST = 5, 7  # hints, which never reach the graph
 _FURTHER = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (3, 1, _STEPS)}
 
 
-def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[NetworkPart, ...]:
+def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision: str | None) -> tuple[ModelGraph, ...]:
     tied, sight = tied_names(network), family.sight(network)
     buffers = take_buffers(network)
     states = probe_states(network, state_form(network))
@@ -233,16 +227,18 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[NetworkPar
     embeds = {"inputs_embeds": meta(1, _STEPS, width, of=dtype)}
     slots = tuple(state.slot for state in states)
     stack = (3,) if family.stacks_images else ()
-    embed = NetworkPart(
-        EMBED,
-        EmbedModule(network, family.image_token_id(config)),
-        network,
-        buffers,
-        tied,
-        dtype,
-        {"input_ids": meta(1, _STEPS)},
-        ("inputs_embeds",),
-        {"input_ids": {1: "S"}},
+    embed = ModelGraph(
+        role=EMBED,
+        network=network,
+        module=EmbedModule(network, family.image_token_id(config)),
+        buffers=buffers,
+        tied=tied,
+        inputs={"input_ids": meta(1, _STEPS)},
+        output_names=("inputs_embeds",),
+        dynamic_axes={"input_ids": {1: "S"}},
+        source_name=name,
+        revision=revision,
+        graph_name=EMBED,
     )
     medium = family.medium
     sensed = {medium.input_name: meta(*stack, *family.pixel_shape(config), of=dtype)}
@@ -271,4 +267,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype) -> tuple[NetworkPar
         },
         states=states,
     )
-    return tuple(replace(part, module=part.module.eval()) for part in (embed, encoder, decoder))
+    return tuple(
+        replace(part, module=part.module.eval(), graph_name=part.role, properties={"role": part.role})
+        for part in (embed, encoder, decoder)
+    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,20 +10,20 @@ from torch import nn
 
 from generic_export.errors import OptionError
 from t2n_llm.check.agreement import ValidationReport
-from t2n_llm.check.cache_range import by_kind, largest_of_all, require_range
+from t2n_llm.check.cache_range import largest_of_all
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.prefill import prefill_chunks, recorded_chunks
-from t2n_llm.graph.ranges import RangeRequest
+from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.frontend import frontend_graphs
 from t2n_llm.tasks.multimodal.check import check_multimodal, plan_prompts, run_multimodal_reference
 from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, family_of
-from t2n_llm.tasks.multimodal.model import DECODER, EMBED, build_multimodal
+from t2n_llm.tasks.multimodal.model import DECODER, EMBED, build_multimodal, typical_inputs
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
-from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
+from t2n_llm.tasks.protocol import CheckSubject, ReferenceAnswers, Task
 
 _POSITIONS = (
     "int64 [3, 1, S], time, row, column: text positions count on in all three; an image that starts at p has "
@@ -47,11 +46,7 @@ class MultimodalTask(Task):
         self, source: ModelSource, options: GraphOptions, compression: CompressionOptions, adapter: str | None
     ) -> None:
         """See `Task.refuse`."""
-        if adapter is not None:
-            raise OptionError(
-                f"--task {self.name} does not merge adapters.",
-                "Merge it with peft first, then export the merged model.",
-            )
+        super().refuse(source, options, compression, adapter)
         if compression.calibrates():
             raise OptionError(
                 f"--task {self.name} does not support calibration, which would need images or sound with each text.",
@@ -69,24 +64,24 @@ class MultimodalTask(Task):
             )
         self._family(source, options)  # refuses what it does not know
 
-    def graphs(
-        self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
-    ) -> tuple[TaskGraph, ...]:
+    def graphs(self, source: ModelSource, options: GraphOptions) -> tuple[ModelGraph, ...]:
         """See `Task.graphs`."""
-        built = build_multimodal(
+        family = self._family(source, options)
+        parts = build_multimodal(
             source.config,
-            self._family(source, options),
+            family,
             options,
             name=source.public_name,
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
-            ranges=ranges,
         )
-        parts = tuple(
-            TaskGraph(each.part, each.graph, role, each.part.states, ranges=each.part.ranges)
-            for role, each in built.items()
-        )
-        return (*frontend_graphs(source, options, self._family(source, options).medium.input_name), *parts)
+        return (*frontend_graphs(source, options, family.medium.input_name), *parts)
+
+    def typical_inputs(
+        self, graph: ModelGraph, tokens: Sequence[int], given: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """See `Task.typical_inputs`."""
+        return typical_inputs(graph, tokens, given)
 
     def network(self, source: ModelSource) -> nn.Module:
         """See `Task.network`."""
@@ -95,44 +90,40 @@ class MultimodalTask(Task):
         )
         return network
 
-    def check(self, subject: CheckSubject) -> ValidationReport:
-        """Compare prompts with and without images; see `multimodal.check`."""
-        source, checking = subject.source, subject.checking
-        family = self._family(source, subject.options)
-        prompts = plan_prompts(source.config, family)
+    def reference(self, subject: CheckSubject) -> ReferenceAnswers:
+        """Answer prompts with and without images; see `multimodal.check`."""
+        config, family = subject.source.config, self._family(subject.source, subject.options)
         subject.reporter.stage("Running PyTorch in f32 for reference")
-        expected = run_multimodal_reference(
-            source,
-            family,
-            subject.network,
-            subject.needed(),
-            prompts,
-            checking.placement,
-            overrides=subject.overrides,
-        )
-        largest = largest_of_all(answer.largest_states for answer in expected)
-        require_range(largest, subject.options)
-        report = check_multimodal(
+        model = subject.reference_model(MULTIMODAL_MODEL)
+        answers = run_multimodal_reference(model, family, plan_prompts(config, family))
+        return ReferenceAnswers(answers, largest_of_all(answer.largest_states for answer in answers))
+
+    def check(
+        self, subject: CheckSubject, reference: ReferenceAnswers, original: ReferenceAnswers | None = None
+    ) -> ValidationReport:
+        """Compare the answers to those prompts; see `multimodal.check`."""
+        del original
+        config, family = subject.source.config, self._family(subject.source, subject.options)
+        return check_multimodal(
             subject.archives,
             family,
-            source.config,
+            config,
             subject.states,
             subject.options.dtype,
-            prompts,
-            expected,
-            engine=checking,
+            plan_prompts(config, family),
+            reference.answers,
+            engine=subject.checking,
             tolerance=subject.tolerance,
             on_check=subject.announce,
         )
-        return replace(report, largest_states=by_kind(largest))
 
-    def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
+    def interface(self, source: ModelSource, graphs: Sequence[ModelGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""
         decoder = graphs[-1]
-        variables = {variable.label: variable for part in graphs for variable in part.graph.variables}
+        variables = {variable.label: variable for part in graphs for variable in part.document.variables}
         return {
-            "graph": interface(decoder.graph, decoder.states, options.dtype)
-            | {"prefill": recorded_chunks(prefill_chunks(source.config, decoder.graph, options))},
+            "graph": interface(decoder.document, decoder.states, options.dtype)
+            | {"prefill": recorded_chunks(prefill_chunks(source.config, decoder.document, options))},
             "multimodal": connection(source.config, self._family(source, options)),
             "model": text_model(source.config, variables.values()),
         }

@@ -22,16 +22,11 @@ from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.reference import CHECK_TEXT, CheckPlan, ReferenceRun, plan_check
 from t2n_llm.check.turns import validate_archive
-from t2n_llm.source.empty_model import ModelKind
-from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.seq2seq.adapters import read_source, run_decoder
 from t2n_llm.tasks.seq2seq.listener import Listener
 from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER, first_token
 from t2n_llm.tasks.seq2seq.running import open_encoder, open_source_runner
 from t2n_llm.tasks.seq2seq.sources import ENCODER_MASK, LENGTH, SourceForm, SourceInput
-from t2n_llm.weights.archive_weights import ArchiveWeights
-from t2n_llm.weights.f32_model import eager_model, refuse_invented
-from t2n_llm.weights.placement import Placement, require_memory
 
 _PADDED, _TOGETHER = "sources of several lengths", "several sources at once"
 
@@ -164,29 +159,9 @@ def _text(tokenizer: Any, length: int) -> np.ndarray:
 # --- PyTorch ----------------------------------------------------------------------------------------
 
 
-def run_seq2seq_reference(
-    source: ModelSource,
-    kind: ModelKind,
-    network: Any,
-    needed: frozenset[str],
-    cases: Sequence[SourceCase],
-    padded: PaddedCase | None,
-    *,
-    placement: Placement | None = None,
-    overrides: ArchiveWeights | None = None,
-) -> Answers:
-    """Return what transformers' eager model in f32 says; the model is released before this returns.
-
-    Raises:
-        NotEnoughMemoryError: the model does not fit.
-        CorruptCheckpointError: transformers had to invent weights that are needed.
-    """
-    require_memory(network, placement)
-    model, missing = eager_model(kind, source.folder, source.trust_remote_code)
-    refuse_invented(source.name, needed.intersection(missing))
+def run_seq2seq_reference(model: Any, cases: Sequence[SourceCase], padded: PaddedCase | None) -> Answers:
+    """Return the answers of transformers' eager model in f32 to sources, and to a batch of them."""
     with torch.no_grad():
-        if overrides is not None:
-            overrides.apply(model)
         runs = tuple(_answered(model, case) for case in cases)
         return Answers(runs, _answered_padded(model, padded) if padded is not None else None)
 

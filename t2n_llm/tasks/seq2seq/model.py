@@ -1,6 +1,6 @@
 """The two graphs of an encoder-decoder: what a source says to every layer of the decoder, once; and one step of the decoder.
 
-In: a transformers config. Out: a part and a document for each, which share the names of the network's parameters.
+In: a transformers config. Out: a captured `ModelGraph` for each; they share the names of the network's parameters.
 
 The encoder's graph ends in the keys and values of the decoder's cross-attention: they depend on the source alone, so that no step
 of the decoder computes them again. Its graph takes them, its own cache, and token ids.
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -22,10 +21,9 @@ from generic_export.errors import CaptureError, T2NError, described
 from generic_export.torch_graph.request import DynamicAxes
 from kvcache import explicit_attention, explicit_experts
 from kvcache.states.tensors import Probe, Slot, States, StateTensor, describe_states
-from t2n_llm.graph.capture import weightless_network
+from t2n_llm.graph.capture import capture_model, weightless_network
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.parts import BuiltPart, NetworkPart, build_parts
-from t2n_llm.graph.ranges import RangeRequest
+from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import ModelKind, computed_parameters, take_buffers, tied_names
 from t2n_llm.tasks.seq2seq.adapters import as_read, read_source, run_decoder
 from t2n_llm.tasks.seq2seq.sources import BATCH, ENCODER_MASK, LENGTH, SourceForm, source_form
@@ -274,51 +272,54 @@ def build_seq2seq(
     name: str,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    ranges: RangeRequest | None = None,
-) -> dict[str, BuiltPart]:
-    """Capture and translate the two graphs of a config, by role, in the order in which they run.
+) -> tuple[ModelGraph, ModelGraph]:
+    """Build and capture the encoder and the decoder of a config, in the order in which they run.
 
     Args:
         config: transformers config.
         kind: which of transformers' classes for it.
-        options: element type, numerics, kept logits, batch, who keeps the cache.
+        options: element type, numerics, kept logits, batch.
         name, revision: source model, recorded in the documents.
         trust_remote_code: allow code that comes with the model.
-        ranges: has f16 activations measured on the weights, and made to fit; None leaves them as they are.
 
     Raises:
         UnknownArchitectureError: transformers has no such model for the config, or its source is not known.
-        CaptureError, TranslationError: the model cannot be expressed; the message says where.
-        NumericRangeError: f16 does not hold its activations.
+        CaptureError: the model cannot be captured; the message says where.
     """
     with explicit_attention() as attention, explicit_experts() as experts, _nothing_overflows():
 
-        def build(implementation: str) -> tuple[NetworkPart, NetworkPart]:
+        def build(implementation: str) -> tuple[ModelGraph, ModelGraph]:
             network = weightless_network(kind, config, options, implementation, experts, trust_remote_code)
-            return network_parts(network, options)
+            return _parts(network, options, name, revision)
 
-        parts = attention.first_that_runs(build)
-        network: Any = parts[0].network
-        form = source_form(network.config, main_input=network.main_input_name)
-        tokens = (first_token(config), *ranges.tokens[1:]) if ranges is not None else ()
-        return build_parts(parts, options, name, revision, ranges, partial(_typical, form, tokens))
+        encoder, decoder = attention.first_that_runs(build)
+        return capture_model(encoder, options), capture_model(decoder, options)
 
 
-def _typical(
-    form: SourceForm, tokens: Sequence[int], part: NetworkPart, given: Mapping[str, torch.Tensor]
+def typical_inputs(
+    graph: ModelGraph, tokens: Sequence[int], given: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return what a part is measured on: a source, or what the encoder gave of it and a text; masks too, which not all read."""
-    if part.role == ENCODER:
+    """Return what a part is measured on: a source, or what the encoder gave of it and a text; masks too, which not all read.
+
+    Args:
+        graph: which of the two.
+        tokens: of the text.
+        given: outputs of the encoder.
+    """
+    tokens = (first_token(graph.config), *tokens[1:])
+    if graph.role == ENCODER:
+        network: Any = graph.network
+        form = source_form(network.config, main_input=network.main_input_name)
         source = {name: torch.from_numpy(array) for name, array in form.typical(tokens).items()}
         length = next(iter(source.values())).shape[1]
         return source | {ENCODER_MASK: torch.ones((1, length), dtype=torch.int64)}
-    states = {each.input_name: torch.from_numpy(each.at_start(1)) for each in part.states}
+    states = {each.input_name: torch.from_numpy(each.at_start(1)) for each in graph.states}
     said = next(iter(given.values()), None)
     mask = {} if said is None else {DECODER_MASK: torch.ones((1, said.shape[2]), dtype=torch.int64)}
     return {"input_ids": torch.tensor([tokens], dtype=torch.int64), **given, **mask, **states}
 
 
-def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, NetworkPart]:
+def _parts(network: Any, options: GraphOptions, name: str, revision: str | None) -> tuple[ModelGraph, ModelGraph]:
     """Return the encoder and the decoder of a weightless network, ready for capture.
 
     Raises:
@@ -327,67 +328,63 @@ def network_parts(network: Any, options: GraphOptions) -> tuple[NetworkPart, Net
     form = source_form(network.config, main_input=network.main_input_name)
     tied, buffers = tied_names(network), computed_parameters(network) | take_buffers(network)
     probed = _probed(network, form, options.torch_dtype)
-
-    def part(role: str, described: _Described, states: tuple[StateTensor, ...] = ()) -> NetworkPart:
-        return NetworkPart(
-            role,
-            described.module.eval(),
-            network,
-            buffers,
-            tied,
-            options.torch_dtype,
-            described.inputs,
-            described.output_names,
-            described.axes,
-            states,
-            handed=tuple(each.name for each in probed.cross),
-        )
-
-    encoder = part(ENCODER, _encoder(network, form, probed, options))
-    return encoder, part(DECODER, _decoder(network, form, probed, options), probed.states)
-
-
-@dataclass(frozen=True)
-class _Described:
-    """What the two parts differ in; see `NetworkPart`."""
-
-    module: nn.Module
-    inputs: Mapping[str, torch.Tensor]
-    output_names: tuple[str, ...]
-    axes: DynamicAxes
-
-
-def _encoder(network: Any, form: SourceForm, probed: _Probed, options: GraphOptions) -> _Described:
-    batched, dtype = options.batch, options.torch_dtype
+    cross = {each.name: each.meta(_batch(options), form.hint, options.torch_dtype) for each in probed.cross}
     mask, mask_axes = _mask(ENCODER_MASK, form, options)
-    inputs = {each.name: each.meta(_batch(options), form.hint, dtype) for each in form.inputs} | mask
-    names = tuple(each.name for each in probed.cross)
-    axes = {**{each.name: form.axes(each.shape, batched=batched) for each in form.inputs}, **mask_axes}
-    module = SourceEncoder(network, tuple(inputs), probed.cross, wants_mask=form.wants_mask)
-    return _Described(module, inputs, names, axes)
+    inputs = {each.name: each.meta(_batch(options), form.hint, options.torch_dtype) for each in form.inputs} | mask
+    encoder = ModelGraph(
+        role=ENCODER,
+        network=network,
+        module=SourceEncoder(network, tuple(inputs), probed.cross, wants_mask=form.wants_mask).eval(),
+        buffers=buffers,
+        tied=tied,
+        inputs=inputs,
+        output_names=tuple(cross),
+        dynamic_axes={**{each.name: form.axes(each.shape, batched=options.batch) for each in form.inputs}, **mask_axes},
+        source_name=name,
+        revision=revision,
+        graph_name=ENCODER,
+        properties={"role": ENCODER},
+        handed={name: tuple(tensor.shape) for name, tensor in cross.items()},
+    )
+    return encoder, _decoder(encoder, form, probed, cross, options)
 
 
-def _decoder(network: Any, form: SourceForm, probed: _Probed, options: GraphOptions) -> _Described:
-    batched, batch, dtype = options.batch, _batch(options), options.torch_dtype
+def _decoder(
+    encoder: ModelGraph, form: SourceForm, probed: _Probed, cross: Mapping[str, torch.Tensor], options: GraphOptions
+) -> ModelGraph:
+    """Return the decoder beside an encoder; `cross` are its inputs that the encoder gives."""
+    batch, batched, states = _batch(options), options.batch, probed.states
     mask, mask_axes = _mask(DECODER_MASK, form, options)
-    said = {each.name: each.meta(batch, form.hint, dtype) for each in probed.cross}
     past = {
-        each.input_name: torch.zeros(each.sizes(batch, _PAST), dtype=each.torch_dtype, device="meta")
-        for each in probed.states
+        each.input_name: torch.zeros(each.sizes(batch, _PAST), dtype=each.torch_dtype, device="meta") for each in states
     }
     ids = torch.zeros((batch, _STEPS), dtype=torch.int64, device="meta")
     axes = {
         "input_ids": ({0: BATCH} if batched else {}) | {1: "S"},
         **{each.name: each.dynamic_axes(batched=batched) for each in probed.cross},
         **mask_axes,
-        **{each.input_name: each.dynamic_axes(batched=batched) for each in probed.states},
+        **{each.input_name: each.dynamic_axes(batched=batched) for each in states},
     }
-    slots = tuple(each.slot for each in probed.states)
     module = CachedDecoder(
-        network, probed.cross, slots, probed.width, probed.answer, masked=bool(mask), kept=options.num_logits_to_keep
+        encoder.network,
+        probed.cross,
+        tuple(each.slot for each in states),
+        probed.width,
+        probed.answer,
+        masked=bool(mask),
+        kept=options.num_logits_to_keep,
     )
-    outputs = ("outputs", *(each.output_name for each in probed.states))
-    return _Described(module, {"input_ids": ids, **said, **mask, **past}, outputs, axes)
+    return replace(
+        encoder,
+        role=DECODER,
+        module=module.eval(),
+        inputs={"input_ids": ids, **cross, **mask, **past},
+        output_names=("outputs", *(each.output_name for each in states)),
+        dynamic_axes=axes,
+        graph_name=DECODER,
+        properties={"role": DECODER},
+        states=states,
+    )
 
 
 def _batch(options: GraphOptions) -> int:

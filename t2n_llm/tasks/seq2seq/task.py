@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -12,20 +12,27 @@ from torch import nn
 
 from generic_export.errors import OptionError
 from t2n_llm.check.agreement import ValidationReport
-from t2n_llm.check.cache_range import by_kind, largest_of_all, require_range
+from t2n_llm.check.cache_range import largest_of_all
 from t2n_llm.compress.calibration import Calibration, PassCalibration
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.ranges import RangeRequest
+from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import ModelKind, instantiate
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.frontend import frontend_graphs
 from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT
-from t2n_llm.tasks.protocol import CheckSubject, Task, TaskGraph
+from t2n_llm.tasks.protocol import CheckSubject, ReferenceAnswers, Task
 from t2n_llm.tasks.seq2seq.calibration import TaughtPass, examples, prepared
-from t2n_llm.tasks.seq2seq.check import check_seq2seq, plan_padded, plan_sources, run_seq2seq_reference
-from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, build_seq2seq, first_token
+from t2n_llm.tasks.seq2seq.check import (
+    PaddedCase,
+    SourceCase,
+    check_seq2seq,
+    plan_padded,
+    plan_sources,
+    run_seq2seq_reference,
+)
+from t2n_llm.tasks.seq2seq.model import DECODER, DECODER_MASK, ENCODER, build_seq2seq, first_token, typical_inputs
 from t2n_llm.tasks.seq2seq.sources import BATCH, SourceForm, source_form
 
 _CROSS = (
@@ -43,12 +50,7 @@ class Seq2SeqTask(Task):
         self, source: ModelSource, options: GraphOptions, compression: CompressionOptions, adapter: str | None
     ) -> None:
         """See `Task.refuse`."""
-        del options
-        if adapter is not None:
-            raise OptionError(
-                f"--task {self.name} does not merge adapters.",
-                "Merge it with peft first, then export the merged model.",
-            )
+        super().refuse(source, options, compression, adapter)
         if source.gguf is not None or source.is_quantized:
             raise OptionError(
                 f"{source.name}: encoder-decoders need an unquantized checkpoint.",
@@ -57,25 +59,23 @@ class Seq2SeqTask(Task):
         if compression.calibrates():
             examples(self.name, compression.calibration)  # refuses what is no data of this task
 
-    def graphs(
-        self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
-    ) -> tuple[TaskGraph, ...]:
+    def graphs(self, source: ModelSource, options: GraphOptions) -> tuple[ModelGraph, ...]:
         """See `Task.graphs`."""
-        built = build_seq2seq(
+        parts = build_seq2seq(
             source.config,
             self.kind,
             options,
             name=source.public_name,
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
-            ranges=ranges,
         )
-        parts = (
-            TaskGraph(each.part, each.graph, role, each.part.states, each.part.engine_states, ranges=each.part.ranges)
-            for role, each in built.items()
-        )
-        network = built[DECODER].part.network
-        return (*frontend_graphs(source, options, self._form(network).inputs[0].name), *parts)
+        return (*frontend_graphs(source, options, self._form(parts[-1].network).inputs[0].name), *parts)
+
+    def typical_inputs(
+        self, graph: ModelGraph, tokens: Sequence[int], given: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """See `Task.typical_inputs`."""
+        return typical_inputs(graph, tokens, given)
 
     def network(self, source: ModelSource) -> nn.Module:
         """See `Task.network`."""
@@ -92,48 +92,46 @@ class Seq2SeqTask(Task):
         network = self.network(source)
         return prepared(self.name, self.kind, source, self._form(network), network, data)
 
-    def check(self, subject: CheckSubject) -> ValidationReport:
-        """Run the four checks for two sources; see `seq2seq.check`."""
-        source, checking = subject.source, subject.checking
-        form = self._form(subject.network)
-        cases = plan_sources(source.config, form, subject.tokenizer, checking.decode_steps)
-        batched = BATCH in subject.symbols
-        padded = plan_padded(cases, form, _padding(source.config)) if batched else None
+    def reference(self, subject: CheckSubject) -> ReferenceAnswers:
+        """Read sources of two lengths, and generate from them; see `seq2seq.check`."""
+        cases, padded = self._questions(subject)
         subject.reporter.stage("Running PyTorch in f32 for reference")
-        expected = run_seq2seq_reference(
-            source,
-            self.kind,
-            subject.network,
-            subject.needed(),
-            cases,
-            padded,
-            placement=checking.placement,
-            overrides=subject.overrides,
-        )
-        largest = largest_of_all(run.largest_states for run in expected.runs)
-        require_range(largest, subject.options)
-        report = check_seq2seq(
+        answers = run_seq2seq_reference(subject.reference_model(self.kind), cases, padded)
+        return ReferenceAnswers(answers, largest_of_all(run.largest_states for run in answers.runs))
+
+    def check(
+        self, subject: CheckSubject, reference: ReferenceAnswers, original: ReferenceAnswers | None = None
+    ) -> ValidationReport:
+        """Run the four checks for each source; see `seq2seq.check`."""
+        del original
+        cases, padded = self._questions(subject)
+        return check_seq2seq(
             subject.archives,
             subject.states,
             subject.options.dtype,
             cases,
             padded,
-            expected,
-            engine=checking,
+            reference.answers,
+            engine=subject.checking,
             tolerance=subject.tolerance,
             on_check=subject.announce,
         )
-        return replace(report, largest_states=by_kind(largest))
 
-    def interface(self, source: ModelSource, graphs: Sequence[TaskGraph], options: GraphOptions) -> dict[str, Any]:
+    def _questions(self, subject: CheckSubject) -> tuple[tuple[SourceCase, ...], PaddedCase | None]:
+        """Return the sources, and a batch of them where the archives take several."""
+        config, form = subject.source.config, self._form(subject.network)
+        cases = plan_sources(config, form, subject.tokenizer, subject.checking.decode_steps)
+        return cases, plan_padded(cases, form, _padding(config)) if BATCH in subject.symbols else None
+
+    def interface(self, source: ModelSource, graphs: Sequence[ModelGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""
         decoder = graphs[-1]
-        variables = {variable.label: variable for part in graphs for variable in part.graph.variables}
-        form = self._form(decoder.skeleton.network)
+        variables = {variable.label: variable for part in graphs for variable in part.document.variables}
+        form = self._form(decoder.network)
         return {
-            "graph": interface(decoder.graph, decoder.states, options.dtype)
+            "graph": interface(decoder.document, decoder.states, options.dtype)
             | {"engine_states": [asdict(state) for state in decoder.engine_states]},
-            "encoder_decoder": connection(source.config, form, masked=DECODER_MASK in decoder.graph.inputs),
+            "encoder_decoder": connection(source.config, form, masked=DECODER_MASK in decoder.document.inputs),
             "model": text_model(source.config, variables.values()),
         }
 

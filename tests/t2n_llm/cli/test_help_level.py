@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.main import get_command
 
-from t2n_llm.cli.app import app
-from t2n_llm.cli.help_level import ADVANCED
-from t2n_llm.cli.renamed_options import RENAMED, with_current_names
+from t2n_llm.cli.app import ADVANCED, RENAMED, app, with_current_names
 from tests.load_script import load_script
 from tests.t2n_llm.command_line import call
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import yaml
 from generic_export.errors import ArchiveError, OptionError, ValidationError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.nnef.dat import HEADER_BYTES, read_block_dat
-from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import open_checkpoint
 from generic_export.weights.half import CastReport
 from generic_export.weights.source import BlockTensorSource, InMemoryTensor, TensorSource
@@ -32,12 +32,10 @@ from t2n_llm.export.against_source import compare_with_source
 from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.export.pipeline import ExportResult, export_llm
 from t2n_llm.export.revalidate import validate_folder
-from t2n_llm.graph.document import build_graph
-from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.skeleton import Skeleton
+from t2n_llm.model_graph import ModelGraph
 from t2n_llm.weights.archive_weights import ArchiveWeights, StoredParameter
-from t2n_llm.weights.names import graph_sources
 from tests.families import FAMILIES, config, save_tiny_model
+from tests.model_graphs import model_graph
 from tests.trained_model import REAL_MODEL
 
 ALGORITHMS = (*BUILT_IN, "imatrix")
@@ -45,20 +43,21 @@ STEPS = 6
 
 
 @functools.cache
-def captured(family: str) -> tuple[Skeleton, NnefGraph]:
+def captured(family: str) -> ModelGraph:
     """The graph of a family, without weights; captured once."""
-    return build_graph(FAMILIES[family](), GraphOptions(), name=family)
+    return model_graph(FAMILIES[family]())
 
 
-def planned(family: str, recipe: Recipe) -> tuple[CompressionPlan, dict[str, TensorSource]]:
+def planned(family: str, recipe: Recipe) -> tuple[CompressionPlan, ModelGraph]:
     """A recipe applied to a random model of a family."""
-    skeleton, graph = captured(family)
     torch.manual_seed(0)
-    shapes = {variable.label: variable.shape for variable in graph.variables}
+    model = captured(family)
+    shapes = {variable.label: variable.shape for variable in model.document.variables}
     sources: dict[str, TensorSource] = {
         label: InMemoryTensor(label, torch.randn(shape, dtype=torch.float16)) for label, shape in shapes.items()
     }
-    return plan_compression(recipe, skeleton, graph, sources), sources
+    model = replace(model, sources=sources)
+    return plan_compression(recipe, model), model
 
 
 def rules(**tensors: str) -> Recipe:
@@ -80,12 +79,12 @@ def test_linears_are_quantised_and_embeddings_and_head_are_not(family: str) -> N
 
 
 def test_linear_layers_that_are_products_with_a_transposed_weight_are_quantised() -> None:
-    skeleton, graph = build_graph(config("falcon")(), GraphOptions(), name="falcon")
+    model = model_graph(config("falcon")())
     sources: dict[str, TensorSource] = {
         variable.label: InMemoryTensor(variable.label, torch.zeros(variable.shape, dtype=torch.float16))
-        for variable in graph.variables
+        for variable in model.document.variables
     }
-    plan = plan_compression(named_recipe("q4_0", ALGORITHMS), skeleton, graph, sources)
+    plan = plan_compression(named_recipe("q4_0", ALGORITHMS), replace(model, sources=sources))
     assert len(plan.formats) == 8 and not any(plan.axes[label] for label in plan.formats)
 
 
@@ -115,12 +114,12 @@ def test_a_tied_table_is_stored_once_where_both_uses_agree() -> None:
     ],
 )
 def test_a_tied_table_is_stored_twice_where_they_differ(recipe: Recipe, formats: dict[str, str]) -> None:
-    plan, sources = planned("llama", recipe)
+    plan, model = planned("llama", recipe)
     assert plan.formats == formats
     assert plan.shared == {"lm_head.weight": "model.embed_tokens.weight"}
-    compression = compress(plan, sources)
+    compression = compress(plan, model)
     for variable in plan.graph.variables:
-        assert compression.sources[variable.label].shape == variable.shape
+        assert compression.model.sources[variable.label].shape == variable.shape
     parameters = {record.label: record.parameters for record in compression.records}
     assert parameters["model.embed_tokens.weight"] == ("model.embed_tokens.weight",)
     assert parameters["lm_head.weight"] == ("lm_head.weight",)
@@ -139,11 +138,11 @@ def test_f32_in_an_f16_graph_names_the_option_for_it() -> None:
 
 
 def test_a_size_is_filled_but_not_exceeded() -> None:
-    smallest, sources = planned("llama", named_recipe("q4_0+embeddings", ALGORITHMS))
-    least = sum(source.nbytes for source in compress(smallest, sources).sources.values())
+    smallest, model = planned("llama", named_recipe("q4_0+embeddings", ALGORITHMS))
+    least = sum(source.nbytes for source in compress(smallest, model).model.sources.values())
     for budget in (least, least + 20_000, 10**9):
-        plan, sources = planned("llama", named_recipe("q4_0-mixed", ALGORITHMS, TargetSize(budget)))
-        size = sum(source.nbytes for source in compress(plan, sources).sources.values())
+        plan, model = planned("llama", named_recipe("q4_0-mixed", ALGORITHMS, TargetSize(budget)))
+        size = sum(source.nbytes for source in compress(plan, model).model.sources.values())
         assert size <= budget
         assert bool(plan.formats) == (budget < 10**9)
         assert (size == least) == (budget == least)
@@ -152,21 +151,21 @@ def test_a_size_is_filled_but_not_exceeded() -> None:
 
 
 def test_overrides_take_the_place_of_sources() -> None:
-    plan, sources = planned("llama", named_recipe("q4_0:imatrix", ALGORITHMS))
+    plan, model = planned("llama", named_recipe("q4_0:imatrix", ALGORITHMS))
     label = "model.layers.0.mlp.down_proj.weight"
     assert plan.calibrated().keys() == plan.formats.keys()
-    weight = read_tensor(sources[label]).float()
+    weight = read_tensor(model.sources[label]).float()
     packed = PackedBlocks(InMemoryTensor(label, pack_q4_0(BUILT_IN["min_max"].quantize(weight))))
     norm = InMemoryTensor("n", torch.full((64,), 2.0))
     made = compress(
         plan,
-        sources,
+        model,
         overrides={label: packed, "model.norm.weight": norm},
         output_errors={label: 0.5},
     )
-    assert made.sources[label] is packed
+    assert made.model.sources[label] is packed
     assert isinstance(packed, BlockTensorSource)
-    assert made.sources["model.norm.weight"].dtype is torch.float32  # a vector
+    assert made.model.sources["model.norm.weight"].dtype is torch.float32  # a vector
     records = {record.label: record for record in made.records}
     assert (records[label].algorithm, records[label].output_error, records[label].replaced) == ("imatrix", 0.5, True)
     assert records["model.norm.weight"].replaced
@@ -430,11 +429,10 @@ def test_a_missing_or_damaged_archive_is_explained(compressed: ExportResult, tin
 
 
 def test_what_is_quantised_is_read_before_it_is_cast(tiny_llama: Path) -> None:
-    skeleton, graph = captured("llama")
-    sources = graph_sources(graph, skeleton, open_checkpoint(tiny_llama), CastReport())
-    made = compress(plan_compression(named_recipe("q4_0", ALGORITHMS), skeleton, graph, sources), sources)
+    model = captured("llama").with_parameters(open_checkpoint(tiny_llama)).with_sources(CastReport())
+    made = compress(plan_compression(named_recipe("q4_0", ALGORITHMS), model), model)
     label = "model.layers.0.mlp.up_proj.weight"
     weight = read_tensor(open_checkpoint(tiny_llama).tensors[label])
     expected = pack_q4_0(BUILT_IN["search"].quantize(weight)).numpy().tobytes()
-    assert b"".join(made.sources[label].chunks()) == expected
+    assert b"".join(made.model.sources[label].chunks()) == expected
     assert not (weight == weight.half().float()).all()

@@ -133,7 +133,7 @@ def test_exact_formats_keep_their_values(name: str, tmp_path: Path) -> None:
     model, originals = quantized_model(tmp_path / "model", name)
     result = exported(model, tmp_path)
     assert result.validation is not None and result.validation.passed
-    assert result.validation.original is not None and result.validation.original.mean_kl_divergence < 1e-5
+    assert result.validation.original is None  # PyTorch runs once, with the checkpoint's values
     values = dict(stored_values(result.archive))
     assert len(originals) == LINEARS
     for key, weight in originals.items():

@@ -16,9 +16,9 @@ from t2n_llm.check.agreement import Tolerance, ValidationReport
 from t2n_llm.check.devices import EngineKeepsCaches, device_checks, named_after
 from t2n_llm.check.reference import ReferenceRun, plan_check, run_reference
 from t2n_llm.check.runner import WheelRunner
-from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.options import GraphOptions
 from tests.families import FAMILIES, config, save_tiny_model
+from tests.model_graphs import model_graph
 from tests.shared_folders import SharedFolders
 from tests.t2n_llm.command_line import Outcome, call
 from tests.trained_model import REAL_MODEL
@@ -127,7 +127,7 @@ def test_no_family_has_a_form_that_is_wrong_on_cuda(family: str) -> None:
         "gpt_oss": config("gpt_oss", head_dim=64, num_local_experts=4, num_experts_per_tok=2),
         "deepseek_v2": config("deepseek_v2", q_lora_rank=None, n_routed_experts=4, first_k_dense_replace=2),
     }
-    _, graph = build_graph((FAMILIES | further)[family](), GraphOptions(device=("cuda",)), name=family)
+    graph = model_graph((FAMILIES | further)[family](), GraphOptions(device=("cuda",))).document
     assert set(attention_forms(graph.operations)) <= {AttentionForm.PADDED_SDPA, AttentionForm.PLAIN_SOFTMAX}
 
 

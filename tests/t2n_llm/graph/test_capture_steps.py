@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from t2n_llm.graph.capture_steps import CAPTURING, TRANSLATING, captures_told
+from t2n_llm.graph.capture import CAPTURING, TRANSLATING, report_captures
 from t2n_llm.reporter import LogReporter
 
 
@@ -38,7 +38,7 @@ ROWS = (torch.randn(2, 4),)
 
 def test_each_layer_is_a_step_of_the_capture_that_runs_it() -> None:
     told = Told()
-    with captures_told(told):
+    with report_captures(told):
         Stack(3)(*ROWS)  # no capture
         torch.export.export(Stack(3), ROWS)
         torch.export.export(Stack(2), ROWS)
@@ -54,7 +54,7 @@ def test_a_capture_that_fails_is_followed_by_another() -> None:
             raise TypeError(super().forward(x))
 
     told = Told()
-    with captures_told(told):
+    with report_captures(told):
         with pytest.raises(TypeError):
             torch.export.export(Fails(2), ROWS)
         torch.export.export(nn.Linear(4, 4), ROWS)
@@ -68,7 +68,7 @@ def test_who_is_told_may_end_it() -> None:
             raise KeyboardInterrupt
 
     told = Ends()
-    with pytest.raises(KeyboardInterrupt), captures_told(told):
+    with pytest.raises(KeyboardInterrupt), report_captures(told):
         pass
     torch.export.export(Stack(3), ROWS)
     assert told.heard == [CAPTURING]

@@ -23,10 +23,10 @@ from t2n_llm.check.runner import STATEFUL_TRANSFORM, WheelRunner
 from t2n_llm.export.located import locate_archive
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.export.revalidate import validate_folder
-from t2n_llm.graph.document import build_graph
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.zoo.configs import tiny_config
 from tests.families import FAMILIES, save_tiny_model
+from tests.model_graphs import model_graph
 from tests.trained_model import REAL_MODEL
 
 LAYERS = 2
@@ -36,7 +36,7 @@ LAYERS = 2
 def graph_of(options: GraphOptions) -> NnefGraph:
     """Return the graph of the trained model's config, with two layers."""
     config = AutoConfig.from_pretrained(REAL_MODEL, num_hidden_layers=LAYERS)
-    return build_graph(config, options, name="example", revision="abc")[1]
+    return model_graph(config, options, revision="abc").document
 
 
 def text_of(options: GraphOptions) -> str:
@@ -229,8 +229,9 @@ SKELETON = """
     import torch, transformers
     from transformers import LlamaConfig
     from generic_export.nnef.text import graph_text
-    from t2n_llm.graph.document import build_graph
+        from t2n_llm.graph.causal_lm import build_graph
     from t2n_llm.graph.options import GraphOptions
+    from t2n_llm.graph.storage import finish_model
     def peak():
         return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) // 1024
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
@@ -238,7 +239,7 @@ SKELETON = """
     config = LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
         num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131072, rope_parameters=rope)
     before = peak()
-    _, graph = build_graph(config, GraphOptions(), name="Llama-3.1-8B")
+    graph = finish_model(build_graph(config, GraphOptions(), name="Llama-3.1-8B"), GraphOptions()).document
     text = graph_text(graph)
     print(peak() - before, len(text.splitlines()), sum(len(v.shape) > 1 for v in graph.variables))
 """
@@ -266,6 +267,6 @@ def test_blocks_of_real_size_bound_no_length() -> None:
     config = tiny_config("deepseek_v4")
     config.compress_rates["heavily_compressed_attention"] = 128
     config.num_hidden_layers, config.layer_types, config.mlp_layer_types = 1, ["heavily_compressed_attention"], ["moe"]
-    text = graph_text(build_graph(config, GraphOptions(dtype="f32"), name="example")[1])
+    text = graph_text(model_graph(config, GraphOptions(dtype="f32")).document)
     assert "tract_assert P >= 0;" in text
     assert "tract_assert P <=" not in text and "tract_assert S <=" not in text

@@ -21,10 +21,9 @@ from t2n_llm.check.runner import STATEFUL_TRANSFORM
 from t2n_llm.export.against_source import compare_with_source
 from t2n_llm.export.located import locate_archive
 from t2n_llm.export.verify import verify_export
-from t2n_llm.graph.document import build_graph
-from t2n_llm.graph.options import GraphOptions
 from t2n_llm.inspect.inspection import inspect_archive, stateful_transforms
 from tests.families import FAMILIES, config, save_tiny_model
+from tests.model_graphs import model_graph
 
 # One dense layer, and experts in the others; two layers of each kind.
 MIXED = config("qwen3_moe", num_hidden_layers=4, num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0, 2])
@@ -80,8 +79,9 @@ def test_the_same_bits_as_without_fragments(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", pytest.param("gpt_neox", marks=pytest.mark.nightly)])
 def test_round_trip_of_families(family: str) -> None:
-    skeleton, graph = build_graph(FAMILIES[family](), GraphOptions(), name=family)
-    forms = compose(graph, module_classes(skeleton.network))
+    model = model_graph(FAMILIES[family]())
+    graph = model.document
+    forms = compose(graph, module_classes(model.network))
     assert flat_text(graph_text(forms.composed)) == graph_text(forms.flat)
     assert len(forms.composed.fragments) == len(graph.fragments) + 1
 

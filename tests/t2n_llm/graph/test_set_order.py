@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from t2n_llm import export_llm
-from t2n_llm.graph.set_order import sorted_sets
+from t2n_llm.graph.capture import sorted_sets
 
 ROOT = Path(__file__).resolve().parents[3]
 UNSORTED = [8, 1]  # in a set of so few numbers, 8 comes first

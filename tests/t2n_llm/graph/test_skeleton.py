@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from generic_export.errors import CaptureError
-from t2n_llm.graph.document import build_graph
+from t2n_llm.graph.causal_lm import build_graph
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.zoo.configs import tiny_config
 from t2n_llm.zoo.tiny_model import decode_in_transformers

@@ -14,7 +14,7 @@ from gguf.quants import dequantize, quantize
 
 from generic_export.errors import OptionError
 from t2n_llm.bench.compared_engines.gguf_file import write_gguf
-from t2n_llm.cli.report_page import report_html
+from t2n_llm.cli.report_plot import report_html
 from t2n_llm.inspect.gguf_quality import BlockScheme, gguf_named, gguf_quality
 from t2n_llm.inspect.quality import compare_windows, torch_predict
 from t2n_llm.inspect.quantize_report import quantize_report

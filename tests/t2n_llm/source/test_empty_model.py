@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import DeepseekV3Config, GPTNeoConfig, Llama4TextConfig, MarianConfig, MarianMTModel
 
-from t2n_llm.source.empty_model import CAUSAL_LM, ModelKind, computed_parameters, instantiate
-from t2n_llm.source.large_tensors import LARGE
+from t2n_llm.source.empty_model import CAUSAL_LM, LARGE, ModelKind, computed_parameters, instantiate
 
 SEQ2SEQ = ModelKind("AutoModelForSeq2SeqLM", "encoder-decoder", "")
 _MARIAN = {

@@ -90,8 +90,8 @@ def test_loading_the_reference_prints_nothing(
 def test_the_engine_says_what_transformers_makes_of_the_file(q4_export: ExportResult) -> None:
     report = q4_export.validation
     assert report is not None and report.passed
-    # The archive's values are the file's: nothing separates them but f16 norms.
-    assert report.original is not None and report.original.mean_kl_divergence < 1e-5
+    # The archive's values are the file's: PyTorch runs once, and there is nothing to compare it with.
+    assert report.original is None
     compression = q4_export.manifest["compression"]
     kept = {record["label"]: record["algorithm"] for record in compression["tensors"] if record["scheme"] == "q4_0"}
     assert len(kept) == 2 * len(LINEARS) and set(kept.values()) == {"as stored"}

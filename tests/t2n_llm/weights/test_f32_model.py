@@ -31,6 +31,7 @@ from t2n_llm.weights.f32_model import load_f32
 from t2n_llm.weights.placement import Placement, Residency, available_memory, plan_residency
 from t2n_llm.zoo.tiny_model import build_tiny_model
 from tests.families import FAMILIES, save_tiny_model
+from tests.model_graphs import model_graph
 from tests.t2n_llm.command_line import call, refused, small_disk, strict_json
 
 
@@ -319,13 +320,12 @@ def test_the_bundles_of_a_short_generation_are_consistent(tiny_llama: Path, tmp_
     from transformers import AutoConfig
 
     from t2n_llm.check.bundles import make_bundles
-    from t2n_llm.graph.document import build_graph
     from t2n_llm.graph.options import GraphOptions
 
     config = AutoConfig.from_pretrained(tiny_llama)
     reference = run_reference(tiny_llama, plan_check(config, None, 20, teacher_forced=True))
-    skeleton, _ = build_graph(config, GraphOptions(dtype="f32"), name="x")
-    generation = next(one for one in make_bundles(reference, skeleton.states, 1) if one.name == "generation")
+    graph = model_graph(config, GraphOptions(dtype="f32"))
+    generation = next(one for one in make_bundles(reference, graph.states, 1) if one.name == "generation")
     assert len(generation.turns) == OFFLOADED_GREEDY_STEPS  # the prompt, and all tokens but the last
     assert np.array_equal(generation.expected["outputs"][0, 0], reference.greedy_logits[-1])
 

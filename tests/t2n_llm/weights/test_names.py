@@ -18,12 +18,10 @@ from generic_export.nnef.dat import read_dat
 from generic_export.read.reading import unpack
 from generic_export.weights.half import CastReport
 from t2n_llm.export.pipeline import export_llm
-from t2n_llm.graph.document import build_graph
-from t2n_llm.graph.options import GraphOptions
 from t2n_llm.reporter import LogReporter
 from t2n_llm.source.hub import open_source
-from t2n_llm.weights.names import graph_sources
 from tests.families import FAMILIES, save_tiny_model
+from tests.model_graphs import model_graph
 from tests.t2n_llm.command_line import call, strict_json
 
 Tensors = dict[str, torch.Tensor]
@@ -186,11 +184,9 @@ def test_tensors_that_no_parameter_uses_are_told(model: Path) -> None:
     known = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
     rewrite(model, {**tensors, **extra, **known, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
     source = open_source(str(model), require_tokenizer=False)
-    skeleton, graph = build_graph(source.config, GraphOptions(), name="x")
-    found = graph_sources(graph, skeleton, source.checkpoint(), CastReport())
+    found = model_graph(source.config).with_parameters(source.checkpoint()).with_sources(CastReport())
     assert found.unused == tuple(sorted(extra))
-    assert {*found} == {variable.label for variable in graph.variables}
-    assert len(found) == len(graph.variables)
+    assert list(found.sources) == [variable.label for variable in found.document.variables]
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])

@@ -15,14 +15,13 @@ from t2n_llm.export.pipeline import export_llm, plan_llm_export
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.export.verify import verify_export
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.ranges import RangeRequest
+from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks import registry
 from t2n_llm.tasks.frontends.frontend import frontend_graphs
 from t2n_llm.tasks.heads.table import HEADS
 from t2n_llm.tasks.heads.task import HeadTask
 from t2n_llm.tasks.names import FEATURE_EXTRACTION
-from t2n_llm.tasks.protocol import TaskGraph
 from tests.t2n_llm.command_line import call, strict_json
 
 _INPUT = "input_features"
@@ -34,10 +33,8 @@ class WithFrontEnd(HeadTask):
     def __init__(self) -> None:
         super().__init__(HEADS[FEATURE_EXTRACTION])
 
-    def graphs(
-        self, source: ModelSource, options: GraphOptions, ranges: RangeRequest | None = None
-    ) -> tuple[TaskGraph, ...]:
-        return (*frontend_graphs(source, options, _INPUT), *super().graphs(source, options, ranges))
+    def graphs(self, source: ModelSource, options: GraphOptions) -> tuple[ModelGraph, ...]:
+        return (*frontend_graphs(source, options, _INPUT), *super().graphs(source, options))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.export.pipeline import export_llm
-from t2n_llm.tasks.heads.chunks import longest_chunk
+from t2n_llm.tasks.heads.model import longest_chunk
 from t2n_llm.tasks.names import AUDIO_FRAME_CLASSIFICATION
 from t2n_llm.zoo.tiny_model import save_tiny_model
 from tests.shallow_models import shallow_model

@@ -22,7 +22,7 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks import names
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import reading_of
-from t2n_llm.tasks.heads.model import build_head_graph
+from t2n_llm.tasks.heads.model import build_head_graph, head_module
 from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
 from t2n_llm.tasks.heads.shapes_alone import ConstantsInGraph
 from t2n_llm.tasks.heads.table import HEADS
@@ -221,11 +221,12 @@ def test_a_model_that_counts_its_images_reads_them_one_at_a_time(tmp_path: Path)
     config = shallow_model("vit", names.IMAGE_CLASSIFICATION).config
     counted = mock.patch("transformers.ViTForImageClassification.forward", _counting(ViTForImageClassification.forward))
     with counted:
-        skeleton, _ = build_head_graph(
+        graph = build_head_graph(
             config, HEADS[names.IMAGE_CLASSIFICATION], GraphOptions(), image_size=(64, 64), name="counting"
         )
-    assert not skeleton.reading.reads_batches
-    assert skeleton.outputs == {"logits": (1, 2)}
+    module = head_module(graph)
+    assert not module.reading.reads_batches
+    assert module.outputs == {"logits": (1, 2)}
 
 
 def _counting(forward: Any) -> Any:

@@ -1,12 +1,12 @@
-"""The skeleton: a causal LM without weights, wrapped so that its states are plain inputs and outputs.
+"""A causal LM without weights, wrapped so that its states are plain inputs and outputs, and captured.
 
-In: a transformers config. Out: a `Skeleton` that `torch.export` can capture on the meta device.
+In: a transformers config. Out: a `ModelGraph`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,35 +14,34 @@ from torch import nn
 
 from generic_export.errors import CaptureError, T2NError, described
 from generic_export.torch_graph.request import DynamicAxes
+from kvcache import explicit_attention, explicit_experts
 from kvcache.attention.latent import absorb_latents
-from kvcache.attention.operator import ATTENTION_NAME, AttentionChoice
+from kvcache.attention.operator import ATTENTION_NAME
 from kvcache.forms import StateForm, accepts, state_form
 from kvcache.forms.cache import WINDOW_IN_CACHE_ALONE, CacheForm
 from kvcache.states.tensors import Probe, Slot, StateTensor, describe_states
 from kvcache.states.windows import cut_to_windows, sliding_windows
 from t2n_llm.compat import has_nowhere_to_count
-from t2n_llm.graph.capture import weightless_network
+from t2n_llm.graph.capture import capture_model, weightless_network
 from t2n_llm.graph.options import GraphOptions
-from t2n_llm.graph.ranges import Ranges
+from t2n_llm.model_graph import MODEL_ROLE, ModelGraph
 from t2n_llm.source.empty_model import CAUSAL_LM, take_buffers, tied_names
-
-WRAPPER_ATTRIBUTE = "causal_lm"
 
 
 class CausalLMWithCache(nn.Module):
     """Gives a transformers causal LM a flat signature: `(input_ids, *past) -> (logits, *present)`."""
 
-    def __init__(self, causal_lm: nn.Module, num_logits_to_keep: int, form: StateForm, slots: tuple[Slot, ...]) -> None:
+    def __init__(self, network: nn.Module, num_logits_to_keep: int, form: StateForm, slots: tuple[Slot, ...]) -> None:
         """Wrap a model.
 
         Args:
-            causal_lm: the model.
+            network: the model.
             num_logits_to_keep: positions whose logits are computed, from the end; 0 for all.
             form: how the family takes its states.
             slots: where the model keeps them, in the order of the inputs.
         """
         super().__init__()
-        self.causal_lm = causal_lm
+        self.network = network
         self.num_logits_to_keep = num_logits_to_keep
         self.form = form
         self.slots = slots
@@ -58,10 +57,10 @@ class CausalLMWithCache(nn.Module):
             Logits [B, kept, vocab], then the states after them; keys and values are [B, Hkv, P + S, D].
         """
         kept = self._positions_to_keep(input_ids)
-        chooses = accepts(self.causal_lm, "logits_to_keep")
+        chooses = accepts(self.network, "logits_to_keep")
         states = dict(zip(self.slots, past, strict=True))
         options = {"logits_to_keep": kept} if chooses else {}
-        logits, after = self.form.run(self.causal_lm, states, input_ids=input_ids, **options)
+        logits, after = self.form.run(self.network, states, input_ids=input_ids, **options)
         if not chooses:
             logits = _last(logits, kept)
         return (logits, *(after[slot] for slot in self.slots))
@@ -75,101 +74,89 @@ class CausalLMWithCache(nn.Module):
         return torch.arange(first, steps, device=input_ids.device)
 
 
-@dataclass(frozen=True)
-class Skeleton:
-    """A causal LM on the meta device, and what is needed to capture and feed it.
-
-    Attributes:
-        module: the wrapped model; its parameters have shapes and dtypes, no values.
-        buffers: the values of buffers that the model computes itself (rotary frequencies), by qualified name.
-        states: what it keeps between calls, in the order of inputs and outputs.
-        tied: for each parameter that is another one's alias, the name of that other one.
-        config: the transformers config.
-        dtype: element type of weights, activations and keys and values.
-        batched: whether the batch is the symbol `B` instead of 1.
-        engine_states: what the engine keeps by itself, so that it is neither input nor output.
-        ranges: what was measured of its f16 tensors; None where nobody looked.
-    """
-
-    module: CausalLMWithCache
-    buffers: Mapping[str, torch.Tensor]
-    states: tuple[StateTensor, ...]
-    tied: Mapping[str, str]
-    config: Any
-    dtype: torch.dtype
-    batched: bool = False
-    engine_states: tuple[StateTensor, ...] = ()
-    ranges: Ranges | None = None
-
-    @property
-    def network(self) -> nn.Module:
-        """The transformers model: its parameters bear the names of the graph's variables."""
-        return self.module.causal_lm
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """`input_ids`, then the states."""
-        return ("input_ids", *(state.input_name for state in self.states))
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """`outputs` (logits), then the states."""
-        return ("outputs", *(state.output_name for state in self.states))
-
-    @property
-    def dynamic_axes(self) -> DynamicAxes:
-        """`S` new tokens, `P` past tokens, and `B` sequences when batched."""
-        batch = {0: "B"} if self.batched else {}
-        states = {state.input_name: state.dynamic_axes(batched=self.batched) for state in self.states}
-        return {"input_ids": batch | {1: "S"}} | {name: axes for name, axes in states.items() if axes}
-
-    def inputs_of(self, tokens: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """Return what a first call with these tokens gives: int64 [1, S], and the states before any token."""
-        states = (torch.from_numpy(state.at_start(1)) for state in self.states)
-        return (torch.tensor([tokens], dtype=torch.int64), *states)
-
-    def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Return meta tensors of the right shapes; the sizes are only hints and never reach the graph."""
-        batch, past = 3 if self.batched else 1, _several_blocks(self.config) + 7
-        ids = torch.zeros((batch, 5), dtype=torch.int64, device="meta")
-        states = (
-            torch.zeros(state.sizes(batch, past), dtype=state.torch_dtype, device="meta") for state in self.states
-        )
-        return (ids, *states)
-
-
-def build_skeleton(
-    config: Any, options: GraphOptions, *, attention: AttentionChoice, experts: str, trust_remote_code: bool = False
-) -> Skeleton:
-    """Instantiate the model class of a config without allocating a weight.
+def build_graph(
+    config: Any,
+    options: GraphOptions,
+    *,
+    name: str,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> ModelGraph:
+    """Build the causal LM of a config without weights, and capture it.
 
     Args:
         config: a transformers config; it is not modified.
-        options: element type, kept logits, batch, window caches and tensors that stay in f32.
-        attention: chooses the attention implementation (see `kvcache.explicit_attention`).
-        experts: name of the experts implementation (see `kvcache.explicit_experts`).
+        options: element type, kept logits, batch, window caches and parameters that stay in f32.
+        name, revision: source model, recorded in the document.
         trust_remote_code: allow code that comes with the checkpoint.
 
     Raises:
         UnknownArchitectureError: transformers has no causal LM class for the config.
-        CaptureError: the model keeps its state in a form that has no translation.
+        CaptureError: the model cannot be captured, or keeps its state in a form that has no translation.
     """
+    with causal_lm(config, options, name=name, revision=revision, trust_remote_code=trust_remote_code) as graph:
+        return capture_model(graph, options)
 
-    def build(implementation: str) -> Skeleton:
-        causal_lm = weightless_network(CAUSAL_LM, config, options, implementation, experts, trust_remote_code)
-        if options.absorbs_latents and implementation == ATTENTION_NAME:
-            absorb_latents(causal_lm)
-        tied = tied_names(causal_lm)
-        buffers = take_buffers(causal_lm)
-        form = state_form(causal_lm)
-        states = probe_states(causal_lm, form)
-        if options.window_cache:
-            form, states = _windowed(causal_lm, form, states)
-        slots = tuple(state.slot for state in states)
-        module = CausalLMWithCache(causal_lm, options.num_logits_to_keep, form, slots).eval()
-        return Skeleton(module, buffers, states, tied, causal_lm.config, options.torch_dtype, options.batch)
 
-    return attention.first_that_runs(build)
+@contextmanager
+def causal_lm(
+    config: Any, options: GraphOptions, *, name: str, revision: str | None = None, trust_remote_code: bool = False
+) -> Iterator[ModelGraph]:
+    """Yield the causal LM of a config before its capture, for which it must be used inside the block.
+
+    Args, Raises: see `build_graph`.
+    """
+    with explicit_attention() as attention, explicit_experts() as experts:
+
+        def build(implementation: str) -> ModelGraph:
+            network = weightless_network(CAUSAL_LM, config, options, implementation, experts, trust_remote_code)
+            if options.absorbs_latents and implementation == ATTENTION_NAME:
+                absorb_latents(network)
+            tied, buffers, form = tied_names(network), take_buffers(network), state_form(network)
+            states = probe_states(network, form)
+            if options.window_cache:
+                form, states = _windowed(network, form, states)
+            module = CausalLMWithCache(
+                network, options.num_logits_to_keep, form, tuple(state.slot for state in states)
+            ).eval()
+            return ModelGraph(
+                role=MODEL_ROLE,
+                network=network,
+                module=module,
+                buffers=buffers,
+                tied=tied,
+                inputs=_example_inputs(network.config, states, batched=options.batch),
+                output_names=("outputs", *(state.output_name for state in states)),
+                dynamic_axes=_dynamic_axes(states, batched=options.batch),
+                source_name=name,
+                revision=revision,
+                graph_name=str(network.config.model_type),
+                states=states,
+            )
+
+        yield attention.first_that_runs(build)
+
+
+def _example_inputs(config: Any, states: Sequence[StateTensor], *, batched: bool) -> dict[str, torch.Tensor]:
+    """Return meta tensors of the right shapes; the sizes are hints and never reach the graph."""
+    batch, past = 3 if batched else 1, _several_blocks(config) + 7
+    ids = torch.zeros((batch, 5), dtype=torch.int64, device="meta")
+    return {"input_ids": ids} | {
+        state.input_name: torch.zeros(state.sizes(batch, past), dtype=state.torch_dtype, device="meta")
+        for state in states
+    }
+
+
+def _dynamic_axes(states: Sequence[StateTensor], *, batched: bool) -> DynamicAxes:
+    """Return `S` new tokens, `P` past tokens, and `B` sequences when batched."""
+    axes = {state.input_name: state.dynamic_axes(batched=batched) for state in states}
+    return {"input_ids": ({0: "B"} if batched else {}) | {1: "S"}} | {name: axis for name, axis in axes.items() if axis}
+
+
+def typical_inputs(graph: ModelGraph, tokens: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Return the inputs of a first call with these tokens: int64 [1, S], and the states before any token."""
+    states = {state.input_name: torch.from_numpy(state.at_start(1)) for state in graph.states}
+    return {"input_ids": torch.tensor([tokens], dtype=torch.int64), **states}
 
 
 def _several_blocks(config: Any) -> int:

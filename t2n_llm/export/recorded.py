@@ -1,0 +1,110 @@
+"""What an export folder records of its making: options, source, adapter.
+
+In: `export.json`. Out: the options as they were, and the source and the adapter opened again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from generic_export.errors import ArchiveError, OptionError, SourceError
+from t2n_llm.export.manifest_form import misfit, require_said
+from t2n_llm.graph.options import GraphOptions
+from t2n_llm.source.adapter import Adapter, open_adapter
+from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.reference import SourceRef
+from t2n_llm.tasks.names import TASKS, recorded_task
+
+
+def graph_options_of(manifest: Mapping[str, Any]) -> GraphOptions:
+    """Return what decided the graph of an export; what an older one does not record is what there was then."""
+    require_said(Path("export.json"), manifest, ["graph.dtype"])
+    dtype = manifest["graph"]["dtype"]
+    before = {"activations": dtype, "attention": "sdpa", "mla": "expanded", "frontend": False}
+    recorded = {**before, **manifest.get("options", {}), "dtype": dtype}
+    known = {each.name: recorded[each.name] for each in fields(GraphOptions) if each.name in recorded}
+    wrong = misfit(known, GraphOptions, "options")
+    if wrong is not None:
+        raise ArchiveError(f"export.json: {wrong}.", "Export the model again.")
+    try:
+        return GraphOptions(
+            **known | {"keep_f32": tuple(known.get("keep_f32", ())), "device": tuple(known.get("device", ("cpu",)))}
+        )
+    except (TypeError, ValueError) as error:
+        raise ArchiveError(f"export.json: its options are invalid: {error}.", "Export the model again.") from error
+
+
+def require_whole(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse a manifest without what a comparison relies on.
+
+    Raises:
+        ArchiveError: names what is missing.
+    """
+    needed = {"source": ("name", "revision", "model_type"), "graph": ("dtype",), "model": ("vocab_size",)}
+    needed |= {"adapter": ("name", "revision", "sha256")} if manifest.get("adapter") is not None else {}
+    if recorded_task(manifest) not in TASKS:
+        raise ArchiveError(f"{folder}: its export.json names no supported task.", "Export the model again.")
+    require_said(folder, manifest, [f"{part}.{key}" for part, keys in needed.items() for key in keys])
+
+
+def open_recorded_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: str | None) -> Adapter | None:
+    """Open the adapter that an export was made with; it must be the very same."""
+    if recorded is None:
+        if given is not None:
+            raise OptionError(f"--adapter {given}: this export was made without an adapter.", "Omit --adapter.")
+        return None
+    if given is None and recorded["revision"] is None:
+        raise SourceError(
+            f"this export was made with a local adapter ({recorded['name']}), whose path is not recorded.",
+            "Pass it: t2n-llm validate FOLDER --adapter PATH.",
+        )
+    revision = recorded["revision"] if given is None else None
+    adapter = open_adapter(SourceRef(given or str(recorded["name"]), revision, token))
+    if adapter.digest != recorded["sha256"]:
+        raise OptionError(
+            f"{adapter.name} is not the adapter of this export ({recorded['name']}): its checksum differs.",
+            "Pass the adapter that was merged with --adapter.",
+        )
+    return adapter
+
+
+def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef) -> ModelSource:
+    """Open the model that an export was made from.
+
+    Args:
+        folder, manifest: of the export.
+        ref: hub id or folder; without a name the recorded hub id is taken.
+
+    Raises:
+        SourceError: it was a local folder, whose place is not recorded, or it cannot be found.
+        OptionError: it cannot be the model that was exported.
+    """
+    recorded = manifest["source"]
+    if not ref.name:
+        if recorded["revision"] is None:
+            origin, advice = f"a local folder ({recorded['name']})", "Pass it with --reference PATH."
+            adapter = manifest.get("adapter")
+            if adapter is not None and adapter["revision"] is None:
+                origin += f" with a local adapter ({adapter['name']})"
+                advice = "Pass both with --reference PATH --adapter PATH."
+            raise SourceError(f"this export was made from {origin}, whose path is not recorded.", advice)
+        revision = ref.revision or recorded["revision"]
+        ref = replace(ref, name=str(recorded["name"]), revision=revision)
+    source = open_source(ref, require_tokenizer=False)
+    text = source.config.get_text_config(decoder=True)
+    for what, exported, given in (
+        ("a model of type", recorded["model_type"], source.config.model_type),
+        ("a model with a vocabulary of", manifest["model"]["vocab_size"], text.vocab_size),
+    ):
+        if exported != given:
+            raise OptionError(
+                f"{folder} was exported from {what} {exported}, but {source.name} has {given}.",
+                "Pass the model that was exported with --reference.",
+            )
+    return source
+
+
+__all__ = ["graph_options_of", "open_original", "open_recorded_adapter", "require_whole"]
