@@ -399,7 +399,7 @@ def _windows(size: Any, kernel: int, before: int, after: int, stride: int, dilat
 def _pooled(*args: Any, **kwargs: Any) -> torch.Tensor:
     """max_pool1d as its sibling computes it: PyTorch's own kernel, alone among the pools, freezes a dynamic length."""
     values, _ = aten.max_pool1d_with_indices.default(*args, **kwargs)
-    return values  # type: ignore[no-any-return]
+    return values
 
 
 _SHAPES: dict[OpOverload, Callable[..., Any]] = {

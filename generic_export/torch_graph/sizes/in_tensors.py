@@ -42,7 +42,7 @@ _SHAPING = frozenset(
     {
         *(torch.Tensor.reshape, torch.Tensor.view, torch.Tensor.expand, torch.Tensor.repeat, torch.Tensor.new_zeros),
         *(torch.Tensor.new_ones, torch.Tensor.new_full, torch.Tensor.narrow, torch.reshape, torch.narrow),
-        *(torch.Tensor.as_strided, torch.as_strided),
+        *(torch.Tensor.as_strided, torch.as_strided, torch.Tensor.clamp, torch.clamp),
     }
 )
 
@@ -266,10 +266,10 @@ def divided(input: Any, other: Any, *, rounding_mode: str | None = None, **optio
     return SizeNumber(input / other if rounding_mode is None else input // other)  # neither is below 0
 
 
-def size_in_tensor(data: Size, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
-    """Return a tensor [] filled with a size: PyTorch's own `torch.tensor` asks for its value."""
-    default = torch.int64 if isinstance(data, torch.SymInt) else torch.get_default_dtype()
-    return torch.full((), data, dtype=dtype or default, device=device)
+def size_in_tensor(data: Size, dtype: torch.dtype | None = None, device: Any = None) -> Any:
+    """Return what stands for `torch.tensor` of a size, which asks for its value: a number, or a tensor [] of another dtype."""
+    own = torch.int64 if isinstance(data, torch.SymInt) else torch.get_default_dtype()
+    return SizeNumber(data) if dtype in (None, own) else torch.full((), data, dtype=dtype, device=device)
 
 
 def with_sizes(index: Any) -> Any:
