@@ -152,7 +152,7 @@ def _captured_otherwise(
             except CaptureError as refusal:
                 attempts.append(CaptureAttempt(fallback.how, refusal.message))
                 continue
-            return result, other, f"{error.message} It was captured through {fallback.how}. {fallback.caution}".strip()
+            return result, other, f"{error.message} It was captured with {fallback.how}. {fallback.caution}".strip()
     except SpecializedAxisError as frozen:
         if frozen.message != attempts[-1].met:
             attempts.append(CaptureAttempt("torch.export with numbers from the example", frozen.message))

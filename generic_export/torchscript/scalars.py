@@ -106,6 +106,7 @@ _ON_NUMBERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("Scalar", "ScalarImplicit", "IntImplicit", "FloatImplicit", "item"), lambda value: value),
     "add": _add,
     "sub": lambda left, right, alpha=1: left - alpha * right,
+    "rsub": lambda left, right, alpha=1: right - alpha * left,
     "div": _divide,
     "floordiv": _floor_divided,
     "floor_divide": _floor_divided,

@@ -74,8 +74,8 @@ def _largest_cache(largest: Mapping[Slot, float]) -> Slot | None:
 
 
 def _excess(slot: Slot, largest: Mapping[Slot, float]) -> str:
-    reached = f"{slot.kind} of layer {slot.layer} reaches {largest[slot]:.3g} on the check's text"
-    return f"{reached}; f16 holds at most {F16_LIMIT:.0f}"
+    place = f"{slot.kind} of layer {slot.layer}"
+    return f"{place} reaches {largest[slot]:.3g} on the check's text; f16 holds at most {F16_LIMIT:.0f}"
 
 
 __all__ = ["by_kind", "choose_cache_dtype", "largest_of_all", "largest_values", "require_range"]

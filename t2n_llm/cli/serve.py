@@ -87,7 +87,7 @@ def serve(
         )
         at = f"[{host}]" if ":" in host else host
         sink.aside(
-            f"{queue.name} at http://{at}:{listening.getsockname()[1]}/v1, for trying and for tests; Ctrl-C ends it."
+            f"{queue.name} at http://{at}:{listening.getsockname()[1]}/v1, for development and tests; Ctrl-C stops it."
         )
         try:
             uvicorn.Server(config).run(sockets=[listening])

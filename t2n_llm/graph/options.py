@@ -230,7 +230,11 @@ class GraphOptions:
         return forms_for(self.device, SemanticVersion.parse(LATEST_VERSION)).rounded_cache
 
     def target(self, graph: ModelGraph) -> TractNNEF:
-        """Return the target of a graph: numerics, symbols, and the properties that the archive records."""
+        """Return the target of a graph: numerics, symbols, and the properties that the archive records.
+
+        Args:
+            graph: model graph, captured.
+        """
         import transformers
 
         from generic_export.inference_target import TractNNEF

@@ -199,7 +199,7 @@ def fold_data_dependent_ifs(model: torch.jit.ScriptModule, args: Arguments, *, k
     while (node := _decided(graph, taken)) is not None:
         condition = bool(taken[node.input().unique()][1])
         if depends_on_inputs(node.input()):
-            told.append(f"{source_of(node) or 'a line that was not recorded'} ({str(condition).lower()})")
+            told.append(f"{source_of(node) or 'an unrecorded line'} ({str(condition).lower()})")
         kept = 0 if condition else 1
         # The condition of another `if` may be a result of this one: it is what the branch computes from now on.
         for output, result in zip(node.outputs(), list(node.blocks())[kept].outputs(), strict=True):

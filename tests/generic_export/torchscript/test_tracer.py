@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
@@ -405,6 +406,19 @@ def test_what_only_tracing_takes_is_traced_and_told(tmp_path: Path) -> None:
     ):
         archive = check(tmp_path, NumpyInside(), *calls, axes={"x": {0: "B"}})
     assert (archive / "linear.weight.dat").is_file()
+
+
+class FilledUp(nn.Module):
+    """Rows are filled up to a multiple of four; NumPy leaves it to be traced (Longformer)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        missing = (4 - x.shape[1] % 4) % 4
+        return F.pad(x, (0, missing), value=float(x.detach().numpy().ndim))
+
+
+def test_a_number_minus_a_size_is_traced(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="captured with"):
+        check(tmp_path, FilledUp(), (torch.randn(2, 6),))
 
 
 def test_what_scripting_takes_is_scripted_and_keeps_both_branches(tmp_path: Path) -> None:

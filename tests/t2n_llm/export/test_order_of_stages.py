@@ -60,7 +60,7 @@ def test_keys_beyond_f16_are_measured_before_the_only_capture_is_stored(large_ke
     stages = Stages()
     result = _exported(large_keys, tmp_path / "out", stages)
     assert stages.titles == [CAPTURING, REFERENCE, WRITING, CHECKING]
-    assert any("f16 ends at 65504: caches are f32" in warning for warning in stages.warnings)
+    assert any("f16 holds at most 65504: caches are f32" in warning for warning in stages.warnings)
     assert {state["dtype"] for state in result.manifest["graph"]["states"]} == {"f32"}
     assert result.validation is not None and result.validation.largest_states["cache_key"] > 65504
 
