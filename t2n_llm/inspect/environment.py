@@ -193,7 +193,7 @@ def _caches() -> Iterator[CacheFolder]:
     from huggingface_hub import constants
 
     for name, folder in (
-        ("hub cache", Path(constants.HF_HUB_CACHE)),
+        ("Hugging Face Hub", Path(constants.HF_HUB_CACHE)),
         ("tract commands", default_cache_dir()),
         ("tract wheels", wheels_dir()),
     ):

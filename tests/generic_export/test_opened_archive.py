@@ -41,7 +41,7 @@ def test_arguments_that_do_not_fit(archive: Path) -> None:
     with open_archive(archive) as opened:
         with pytest.raises(OptionError, match=r"needs batch\.parts\.1, shift"):
             opened({"parts": [torch.ones(4)]})
-        with pytest.raises(OptionError, match="takes no 'other'"):
+        with pytest.raises(OptionError, match="no input 'other'"):
             opened({"parts": [torch.ones(4), torch.ones(4)]}, torch.ones(1), other=torch.ones(1))
 
 

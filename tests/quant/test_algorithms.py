@@ -118,7 +118,7 @@ def test_a_users_table_joins_the_built_in_ones(user_module: str) -> None:
     ("table", "message"),
     [
         ("BAD", "'x' is a int without a method quantize"),
-        ("TAKEN", "the name 'search' is taken"),
+        ("TAKEN", "already has the name 'search'"),
         ("NUMBER", "a int, not a dict"),
         ("MISSING", "cannot be loaded: AttributeError"),
     ],

@@ -174,7 +174,7 @@ def test_rows_that_share_their_importance_need_no_copy() -> None:
 def test_values_that_are_no_numbers_are_refused(dtype: torch.dtype, bad: float, place: tuple[int, int]) -> None:
     weights, importance = torch.ones(70, 64, dtype=dtype), torch.ones(70, 64)
     weights[place] = bad
-    with pytest.raises(WeightError, match="inf or nan"):
+    with pytest.raises(WeightError, match="inf or NaN"):
         search_rows(weights)
     with pytest.raises(WeightError, match="importance"):
         search_rows(torch.ones(70, 64, dtype=dtype), torch.where(weights.isfinite(), 1.0, bad))

@@ -75,7 +75,7 @@ def test_a_share_is_of_the_least(growth: int) -> None:
 
 @pytest.mark.parametrize("text", ["+%", "+-1%", "10%", "+1e3%", "0", "-5", "+", True])
 def test_what_is_no_target(text: Any) -> None:
-    with pytest.raises(OptionError, match="no size"):
+    with pytest.raises(OptionError, match="not a size"):
         parse_target(text)
 
 

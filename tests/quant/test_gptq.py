@@ -138,7 +138,7 @@ def test_statistics_that_do_not_belong_are_refused():
     with pytest.raises(WeightError, match="32 input channels"):
         ImatrixQuantizer().quantize(torch.ones(4, 32), statistics)
     bad = InputStatistics(torch.ones(32), 5, torch.full((32, 32), torch.nan))
-    with pytest.raises(WeightError, match="inf or nan"):
+    with pytest.raises(WeightError, match="inf or NaN"):
         GptqQuantizer().quantize(torch.randn(4, 32), bad)
 
 

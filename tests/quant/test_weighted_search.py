@@ -128,7 +128,7 @@ def test_stacked_weights_and_importance_broadcast():
 def test_what_is_not_finite_is_refused(bad):
     weight = torch.ones(1, GROUP)
     weight[0, 3] = bad
-    with pytest.raises(WeightError, match="inf or nan"):
+    with pytest.raises(WeightError, match="inf or NaN"):
         weighted_scale_search(weight, torch.ones(GROUP))
     with pytest.raises(WeightError, match="importance"):
         weighted_scale_search(torch.ones(1, GROUP), weight.abs() if bad == bad else weight)

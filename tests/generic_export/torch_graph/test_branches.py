@@ -84,9 +84,9 @@ class TwoConditions(nn.Module):
 @pytest.mark.parametrize("length", [16, 21])
 def test_each_condition_is_looked_at_by_itself(length: int) -> None:
     others = [(torch.randn(2, other, 4),) for other in _AWKWARD if other > 4]
-    with pytest.warns(UserWarning, match="right where T >= 5"):
+    with pytest.warns(UserWarning, match="correct where T >= 5"):
         check(TwoConditions(), (torch.randn(2, length, 4),), *others, dynamic_axes=LENGTH)
-    with pytest.warns(UserWarning, match="right where T >= 5"), pytest.raises(EngineRunError, match="scenario"):
+    with pytest.warns(UserWarning, match="correct where T >= 5"), pytest.raises(EngineRunError, match="scenario"):
         check(TwoConditions(), (torch.randn(2, length, 4),), (torch.randn(2, 3, 4),), dynamic_axes=LENGTH)
 
 

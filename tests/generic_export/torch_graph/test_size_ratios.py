@@ -66,7 +66,7 @@ def test_halves_to_even_have_no_fraction() -> None:
 
 
 def test_where_python_follows_no_fraction_that_is_told() -> None:
-    with pytest.warns(UserWarning, match="7/10.* is 90 "):
+    with pytest.warns(UserWarning, match="7/10.* at 90 "):
         found = integer_quotient(torch_sympy.TruncToInt, sympy.Float(0.7) * torch_sympy.ToFloat(T))
     assert found == torch_sympy.FloorDiv(7 * T, 10) and int(90 * 0.7) == 62
 

@@ -71,4 +71,4 @@ def test_names_of_today_stay(line: str) -> None:
 
 def test_a_renamed_option_warns() -> None:
     outcome = call("profile", "/nowhere", "--past", "3")
-    assert outcome.code == 2 and "--past of profile is called --depth now" in outcome.err
+    assert outcome.code == 2 and "--past of profile was renamed to --depth" in outcome.err

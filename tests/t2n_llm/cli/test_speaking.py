@@ -160,7 +160,7 @@ def test_env_says_what_a_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
         "tract command",
         "memory",
         "disk, exports",
-        "cache, models of the hub",
+        "cache, Hugging Face Hub",
         "$HF_TOKEN",
     ):
         assert words in outcome.out, words

@@ -95,7 +95,7 @@ def test_what_cannot_be_part_of_a_pipeline_is_named(tmp_path: Path) -> None:
     (folder / "model_index.json").write_text("{")
     refused(call("export", folder), "model_index.json: cannot be read")
     outside = index_of(tmp_path / "outside", **{"../half/unet": ["diffusers", "UNet2DConditionModel"]})
-    refused(call("export", outside), "'../half/unet' is no name of a component")
+    refused(call("export", outside), "'../half/unet' is not a valid component name")
 
 
 def test_without_diffusers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_a_file_of_another_model(export: Path, short_model: Path, tmp_path: Path
 def test_what_cannot_be_compared(export: Path, short_model: Path, shared_export: SharedExport) -> None:
     with pytest.raises(OptionError, match="unknown engine"):
         gguf_named("onnxruntime")
-    with pytest.raises(OptionError, match="no such file"):
+    with pytest.raises(OptionError, match="does not exist"):
         gguf_named("llama.cpp:missing.gguf")
     with pytest.raises(OptionError, match="needs the reference model"):
         quantize_report(export, str(export), against=["llama.cpp"], **SHORT)

@@ -304,7 +304,7 @@ def test_a_larger_vocabulary_names_both_shapes(trained: Callable[..., tuple[Path
     _, adapter = trained("modules-to-save")
     config = FAMILIES["qwen3"]()
     config.vocab_size = 200
-    with pytest.raises(AdapterError, match=r"lm_head\.weight has shape \[160, 64\], the model's has \[200, 64\]"):
+    with pytest.raises(AdapterError, match=r"lm_head\.weight has shape \[160, 64\], but the model's has \[200, 64\]"):
         opened(adapter).updates(meta_model(config))
 
 

@@ -248,7 +248,7 @@ def test_a_model_larger_than_memory_is_offloaded_unless_memory_is_asked_for() ->
     layers = on_meta(*[free // 80] * 30)  # 1.5 times the free memory, a twentieth each
     residency = plan_residency(layers)
     assert 0 < residency.disk_bytes < 1.5 * free
-    with pytest.raises(NotEnoughMemoryError, match=r"needs [\d.]+ GB of memory; [\d.]+ GB are free") as caught:
+    with pytest.raises(NotEnoughMemoryError, match=r"needs [\d.]+ GB of memory, but [\d.]+ GB are free") as caught:
         plan_residency(layers, Placement("cpu"))
     assert "--device-map auto" in str(caught.value.hint)
 
@@ -256,7 +256,7 @@ def test_a_model_larger_than_memory_is_offloaded_unless_memory_is_asked_for() ->
 def test_one_layer_larger_than_memory_is_refused_with_figures() -> None:
     free = available_memory()
     for device_map in ("auto", "disk"):
-        with pytest.raises(NotEnoughMemoryError, match=r"needs [\d.]+ GB of memory; [\d.]+ GB are free") as caught:
+        with pytest.raises(NotEnoughMemoryError, match=r"needs [\d.]+ GB of memory, but [\d.]+ GB are free") as caught:
             plan_residency(on_meta(free // 3), Placement(device_map))
         assert "--no-check" in str(caught.value.hint)
 

@@ -91,7 +91,7 @@ def test_a_young_operator_without_an_older_form_is_refused_with_module_and_relea
     target = TractNNEF(version="0.23.0", check_io=False)
     args = torch.randn(1, 2, 3, 4), torch.rand(1, 2, 2, 2)
     with pytest.raises(
-        DialectError, match=r"tract_core_grid_sample at inner: tract 0\.23\.0 does not have it, 0\.23\.3 does"
+        DialectError, match=r"tract_core_grid_sample at inner: tract 0\.23\.0 does not have it; 0\.23\.3 does"
     ):
         export_model_to_nnef(Outer(), args, tmp_path / "m.nnef", target)
 

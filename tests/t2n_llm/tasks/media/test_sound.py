@@ -131,7 +131,7 @@ def test_the_length_follows_the_rates_and_a_level_stays(rate: int, wanted: int, 
         (b"", "not a WAV file"),
         (_wav(1, 16, 1, 16_000, b""), "is empty"),
         (_wav(1, 16, 1, 16_000, b"\0\0")[:30], "ends before its format"),
-        (_wav(2, 4, 1, 16_000, b"\0\0"), "encoding 2 with 4 bits"),
+        (_wav(2, 4, 1, 16_000, b"\0\0"), "encoding 2 and 4 bits"),
         (_wav(1, 16, 0, 16_000, b"\0\0"), "0 channels"),
     ],
 )
