@@ -37,7 +37,9 @@ def warnings_of(recipe: str | None, mean_kl: float) -> list[str]:
 def test_a_large_loss_is_a_warning_with_the_recipes_that_lose_less(recipe: str, ways: list[str]) -> None:
     (warning,) = warnings_of(recipe, 0.39)
     assert "mean KL 0.39" in warning and "same token 20/29" in warning
-    assert [way for way in ("q4_0:gptq", "q4_0-mixed", "q4_0x2") if way in warning.partition("More accurate:")[2]] == ways
+    assert [
+        way for way in ("q4_0:gptq", "q4_0-mixed", "q4_0x2") if way in warning.partition("More accurate:")[2]
+    ] == ways
 
 
 def test_a_small_loss_is_none() -> None:
