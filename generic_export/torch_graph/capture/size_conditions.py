@@ -77,9 +77,9 @@ def right_elsewhere(
     right = [each for each in at_one if _agrees_at_one(request, own, each, call)]
     branches = [each for each in branches if each not in right]
     own = replace(own, branches=tuple(each for each in own.branches if each not in right))
-    if all(each in at_one or _is_auto(request, own, each) for each in own.branches):
-        return found, branches
     open_branches = [each for each in own.branches if each not in at_one and not _is_auto(request, own, each)]
+    if not open_branches:
+        return found, branches
     side = _other_side(request, own, call, shapes)
     joined = side and _joined(request, found, side, own, call)
     if joined:
@@ -179,8 +179,7 @@ def _refuse_one_size(request: CaptureRequest, way: OneWay, call: FlatCall) -> No
     example = example_sizes(request, way.program, way.branches[0], call)
     for branch in way.branches:
         if len(branch.condition.free_symbols) == 1 and not is_largest_size(branch, example):
-            text = str(branch.condition.xreplace(dict(way.names)))
-            raise refused(request.module, SizeCondition(None, text, branch.source), "")
+            raise refused(request.module, SizeCondition(None, str(way.named(branch)), branch.source), "")
 
 
 def _fills_up_everywhere(

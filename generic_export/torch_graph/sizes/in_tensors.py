@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true as is_sure
 
 Size: TypeAlias = Any  # int, float, torch.SymInt or torch.SymFloat, which have no type in common
 
@@ -261,9 +262,11 @@ def divided(input: Any, other: Any, *, rounding_mode: str | None = None, **optio
     sized = all(isinstance(each, int | torch.SymInt) for each in pair) and any(
         isinstance(e, torch.SymInt) for e in pair
     )
-    if not sized or options:
+    # Below 0, `//` is no truncation.
+    whole = rounding_mode != "trunc" or (sized and is_sure(input >= 0) and is_sure(other > 0))
+    if not sized or options or not whole:
         return torch.div(input, other, rounding_mode=rounding_mode, **options)
-    return SizeNumber(input / other if rounding_mode is None else input // other)  # neither is below 0
+    return SizeNumber(input / other if rounding_mode is None else input // other)
 
 
 def size_in_tensor(data: Size, dtype: torch.dtype | None = None, device: Any = None) -> Any:

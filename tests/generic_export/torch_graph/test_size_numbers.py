@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
+from generic_export import DynamicSize
 from tests.engine_check import check
 
 
@@ -68,3 +70,28 @@ def test_places_and_the_ones_before_them() -> None:
 
     sizes = [(torch.randn(batch, length),) for batch, length in ((2, 40), (1, 3), (3, 31))]
     check(shifted, *sizes, dynamic_axes={"input_0": {0: "B", 1: "T"}})
+
+
+class InTensors(torch.nn.Module):
+    """Halves, a filled tensor, bounds and classes that are sizes (Longformer, LongT5, DeBERTa)."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return [B, T // 2, 2], [T], [T] and [T, T + 1] of [B, T], T even."""
+        halves = x.view(x.shape[0], torch.div(x.shape[1], 2, rounding_mode="trunc"), 2)
+        places = torch.arange(x.shape[1])
+        last = places.where(places > 2, torch.tensor(x.shape[1], dtype=torch.int64))
+        bounded = torch.clamp(places * 2, 0, torch.tensor(x.shape[1]) - 1)
+        return halves, last, bounded, F.one_hot(last, x.shape[1] + 1)
+
+
+def test_sizes_in_quotients_filled_tensors_bounds_and_classes() -> None:
+    others = [(torch.randn(batch, length),) for batch, length in ((1, 4), (3, 12), (2, 30))]
+    axes = {"input_0": {0: "B", 1: DynamicSize("T", multiple_of=2)}}
+    check(InTensors(), (torch.randn(2, 8),), *others, dynamic_axes=axes)
+
+
+def test_a_quotient_that_may_be_below_zero_is_truncated_as_pytorch_does() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.div(x.shape[1] - 9, 2, rounding_mode="trunc")
+
+    check(scaled, *[(torch.randn(2, length),) for length in (8, 4, 6, 12)], dynamic_axes={"input_0": {1: "T"}})
