@@ -94,7 +94,7 @@ def asking(items: Iterable[T]) -> Iterator[T]:
 def kept_interrupts() -> Iterator[Callable[[], None]]:
     """Yield a function that raises `KeyboardInterrupt` when a signal that raises it came since the block began.
 
-    A second one is raised at once: whoever sends it does not want to wait. Signals with another handler are left alone; in
+    A second one is raised at once. Signals with another handler are left alone; in
     other threads than the main one there are none.
     """
     came: list[int] = []

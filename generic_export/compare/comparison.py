@@ -253,7 +253,7 @@ def largest_error(candidate: Array, reference: Array) -> float:
 
 
 def root_mean_square(values: Array) -> float:
-    """Return the root mean square of all elements, those that are not finite counting as 0."""
+    """Return the root mean square of all elements; elements that are not finite count as 0."""
     wide = values.astype(np.float64)
     return float(np.sqrt(np.mean(np.square(np.where(np.isfinite(wide), wide, 0.0))))) if wide.size else 0.0
 

@@ -31,7 +31,7 @@ _TORCH = os.path.dirname(torch.__file__)
 _STANDARD = sysconfig.get_path("stdlib")
 _TYPED_IN = ("<stdin>", "<string>")
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
-"""All of this package. Its models (of detectors, say) are user code for most purposes, but not where code asks about sizes."""
+"""The generic_export package. Its models (detectors) count as user code, except where code asks about sizes."""
 _CALLER_OF_MODELS = os.path.join(PACKAGE, "torch_graph", "nested.py")
 CAPTURING = tuple(
     os.path.join(PACKAGE, name) for name in ("torch_graph", "torchscript", "capture.py", "compat.py", "export.py")

@@ -181,7 +181,7 @@ _ABOUT_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 
 
 class UnforeseenError(T2NError):
-    """An exception that nobody foresaw: a bug of ours, told like the others."""
+    """An unexpected exception, reported as a bug of t2n-llm."""
 
 
 # click's own error for a wrong command line. typer carries a copy of click and exports only this child of it.

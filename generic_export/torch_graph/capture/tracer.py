@@ -302,7 +302,7 @@ def torch_version() -> str:
     return str(torch.__version__).split("+")[0]
 
 
-# What `torch.jit.trace` makes of a method of a module: for who wants PyTorch's own graph beside ours.
+# The `torch.jit.trace` graph of a module's method, for comparison with the captured graph.
 # In: a module, a method and its arguments. Out: a traced module, and the graph of that method in it.
 def trace_of(
     module: nn.Module, fn_name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
