@@ -19,10 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 from generic_export.compat import DisableTorchFunction, pytree, without_modes
 from generic_export.errors import CaptureError
-from generic_export.torch_graph.sizes.in_tensors import SizeNumber, computed_of_sizes
+from generic_export.torch_graph.sizes.in_tensors import SHAPING, SizeNumber, computed_of_sizes
 
 MOST_VALUES = 64
-"""How many values a buffer may have that a module decides by, and what is computed of it."""
+"""How many values a buffer may have that a module decides by."""
+
+_MOST_COMPUTED = 1 << 22
+"""How many values may be computed of such buffers at once: which patch of an image goes to which row, one hot."""
 
 _Tensor = torch.Tensor
 _READERS = frozenset(
@@ -42,6 +45,28 @@ _READERS = frozenset(
     }
 )
 """What gives Python the values of tensors."""
+
+_COUNTERS = frozenset({torch.arange, torch.zeros, torch.ones, torch.full, torch.linspace, torch.eye})
+_MAKERS = _COUNTERS | {torch.tensor}
+"""What makes a tensor of numbers."""
+
+_TAKE_SIZES = SHAPING | {
+    torch.nn.functional.pad,
+    torch.nn.functional.interpolate,
+    torch.split,
+    _Tensor.split,
+    torch.narrow,
+}
+"""What is given sizes or amounts as numbers, or as tensors of one number."""
+
+_SHAPED_BY_VALUES = frozenset(
+    {
+        *(torch.nonzero, _Tensor.nonzero, torch.masked_select, _Tensor.masked_select, torch.argwhere, _Tensor.argwhere),
+        *(torch.unique, _Tensor.unique, torch.unique_consecutive, _Tensor.unique_consecutive),
+        *(torch.repeat_interleave, _Tensor.repeat_interleave, torch.bincount, _Tensor.bincount),
+    }
+)
+"""What gives tensors whose sizes depend on values."""
 
 
 def small_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -106,24 +131,36 @@ class _KnownValues(TorchFunctionMode):
     def __init__(self, buffers: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
         self._known = {id(each): _Known(each, value, frozenset({name})) for name, (each, value) in buffers.items()}
+        self._buffers = {name: _place(value) for name, (_, value) in buffers.items()}
         self._read: set[str] = set()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = (
-            self._with_amounts(args, kwargs or {}) if func is torch.nn.functional.pad else (args, kwargs or {})
-        )
+        kwargs = kwargs or {}
+        if func in _COUNTERS:
+            args, kwargs = self._with_numbers(args), self._with_numbers(kwargs)
+        elif func in _TAKE_SIZES:
+            args, kwargs = (*args[:1], *self._with_numbers(args[1:])), self._with_numbers(kwargs)
+        elif func is _Tensor.__getitem__:
+            args = (args[0], self._with_places(args[1]))
+        elif func is _Tensor.__iter__:
+            return iter(self.__torch_function__(_Tensor.unbind, types, args))
+        elif func in (_Tensor.cpu, _Tensor.to) and args[0].is_meta and id(args[0]) in self._known:
+            func, args, kwargs = _Tensor.to, *_elsewhere(args, kwargs)
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         found = [self._known[id(tensor)] for tensor in tensors if id(tensor) in self._known]
         if not found:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if func in _MAKERS and not tensors and not any(map(_is_symbolic, leaves)):
+                self._learn(func, args, kwargs, result, frozenset())
+            return result
         origins = frozenset().union(*(each.origins for each in found))
-        if _writes(func, kwargs):
-            self._forget(func, args, kwargs)
-            return func(*args, **kwargs)
         known, sized = len(found) == len(tensors), any(map(_is_symbolic, leaves))
+        if _writes(func, kwargs):
+            self._write(func, args, kwargs, known and not sized)
+            return func(*args, **kwargs)
         if known and sized and not kwargs and (size := self._of_sizes(func, args)) is not None:
             self._read |= origins
             return size
@@ -131,19 +168,52 @@ class _KnownValues(TorchFunctionMode):
         if whole and func in _READERS:
             self._read |= origins
             return self._computed(func, args, kwargs)
+        if whole and _shaped_by_values(func, args):
+            self._read |= origins
+            return self._written_down(self._computed(func, args, kwargs), origins, tensors[0].device)
         result = func(*args, **kwargs)
         if whole:
             self._learn(func, args, kwargs, result, origins)
         return result
 
-    def _with_amounts(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Return the arguments of `pad` with numbers instead of known tensors among the amounts."""
-        given = kwargs["pad"] if "pad" in kwargs else args[1]
-        amounts = pytree.tree_map_only(torch.Tensor, self._number, given)
-        for each, number in zip(pytree.tree_leaves(given), pytree.tree_leaves(amounts), strict=True):
-            if number is not each:
-                self._read |= self._known[id(each)].origins
-        return (args, {**kwargs, "pad": amounts}) if "pad" in kwargs else ((args[0], amounts, *args[2:]), kwargs)
+    def _written_down(self, values: Any, origins: frozenset[str], device: torch.device) -> Any:
+        """Return tensors of known values as constants of the graph."""
+
+        def written(value: torch.Tensor) -> torch.Tensor:
+            constant: torch.Tensor = torch.ops.aten.lift_fresh.default(value).to(device)
+            self._known[id(constant)] = _Known(constant, value, origins)
+            return constant
+
+        return pytree.tree_map_only(torch.Tensor, written, values)
+
+    def _with_numbers(self, given: Any) -> Any:
+        """Return sizes and amounts with numbers instead of known tensors."""
+
+        def number(leaf: torch.Tensor) -> Any:
+            found = self._number(leaf)
+            if found is not leaf:
+                self._read |= self._known[id(leaf)].origins
+            return found
+
+        return pytree.tree_map_only(torch.Tensor, number, given)
+
+    def _with_places(self, index: Any) -> Any:
+        """Return an index with numbers instead of known tensors in its slices, and places instead of known masks."""
+        if isinstance(index, tuple):
+            return tuple(each for part in index for each in self._places(part))
+        places = self._places(index)
+        return places[0] if len(places) == 1 else places
+
+    def _places(self, part: Any) -> tuple[Any, ...]:
+        """Return what a part of an index is as numbers: a mask becomes an index for each of its axes."""
+        if isinstance(part, slice):
+            return (slice(*self._with_numbers([part.start, part.stop, part.step])),)
+        known = self._known.get(id(part))
+        if known is None or known.value.dtype is not torch.bool or not known.value.ndim:
+            return (part,)
+        self._read |= known.origins
+        places = self._computed(torch.nonzero, (part,), {"as_tuple": True})
+        return tuple(self._written_down(places, known.origins, part.device))
 
     def _of_sizes(self, func: Callable[..., Any], args: tuple) -> Any:
         """Return what is computed of sizes and of single known numbers; None where it is no arithmetic."""
@@ -174,7 +244,7 @@ class _KnownValues(TorchFunctionMode):
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if not made or any(_is_symbolic(size) for each in made for size in each.shape):
             return
-        if sum(each.numel() for each in made) > MOST_VALUES:
+        if sum(each.numel() for each in made) > _MOST_COMPUTED:
             return
         values = pytree.tree_leaves(self._computed(func, args, kwargs))
         values = [leaf for leaf in values if isinstance(leaf, torch.Tensor)]
@@ -199,13 +269,47 @@ class _KnownValues(TorchFunctionMode):
                 torch.set_rng_state(before)
         return None if drawn else result
 
-    def _forget(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
-        """A write may reach every view of the same buffers."""
+    def _write(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], is_known: bool) -> None:
+        """Write to the values too, which are views of each other where the tensors are; forget them where that cannot be.
+
+        Raises:
+            CaptureError: a buffer is written to that something was decided by.
+        """
         target = kwargs.get("out", args[0] if args else None)
         leaves = [leaf for leaf in pytree.tree_leaves(target) if isinstance(leaf, torch.Tensor)]
-        written = frozenset().union(*(self._known[id(leaf)].origins for leaf in leaves if id(leaf) in self._known))
-        self.refuse_written(iter(written))
-        self._known = {key: each for key, each in self._known.items() if not each.origins & written}
+        written = [self._known[id(leaf)] for leaf in leaves if id(leaf) in self._known]
+        places = {_place(each.value) for each in written}
+        buffers = frozenset(name for name, place in self._buffers.items() if place in places)
+        self.refuse_written(iter(buffers))
+        if is_known and not buffers and func is not _DATA_SET:
+            self._computed(func, args, kwargs)
+            return
+        self._known = {
+            key: each
+            for key, each in self._known.items()
+            if _place(each.value) not in places and not each.origins & buffers
+        }
+
+
+_DATA_SET = _Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _elsewhere(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Return the arguments of a move to a device without it: the values stay where they are known."""
+    dtypes = [leaf for leaf in (*args[1:], *kwargs.values()) if isinstance(leaf, torch.dtype)]
+    return (args[0], *dtypes[:1]) if dtypes else (args[0], args[0].dtype), {}
+
+
+def _place(value: torch.Tensor) -> int:
+    """Return what is the same for tensors that are views of each other."""
+    return value.untyped_storage().data_ptr()
+
+
+def _shaped_by_values(func: Callable[..., Any], args: tuple) -> bool:
+    """Say whether the size of a function's result depends on values."""
+    if func is _Tensor.__getitem__:
+        return any(leaf.dtype is torch.bool for leaf in pytree.tree_leaves(args[1:]) if isinstance(leaf, torch.Tensor))
+    return func in _SHAPED_BY_VALUES or (func is torch.where and len(args) == 1)
 
 
 def _writes(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:

@@ -39,7 +39,7 @@ _ROUNDING: dict[Any, Callable[[Any], Any]] = {
 
 
 # What takes sizes where a tensor may not stand.
-_SHAPING = frozenset(
+SHAPING = frozenset(
     {
         *(torch.Tensor.reshape, torch.Tensor.view, torch.Tensor.expand, torch.Tensor.repeat, torch.Tensor.new_zeros),
         *(torch.Tensor.new_ones, torch.Tensor.new_full, torch.Tensor.narrow, torch.reshape, torch.narrow),
@@ -105,7 +105,7 @@ class SizeNumber(_Computes):
         """Round the number itself; compute with a tensor of it otherwise."""
         if func in _ROUNDING and not kwargs and len(args) == 1:
             return cls(_ROUNDING[func](args[0].value))
-        if func in _SHAPING:
+        if func in SHAPING:
             return func(*map(_as_size, args), **{name: _as_size(value) for name, value in (kwargs or {}).items()})
         return func(*map(_as_tensor, args), **{name: _as_tensor(value) for name, value in (kwargs or {}).items()})
 

@@ -126,6 +126,44 @@ class Drawn(nn.Module):
         return x * 2 if torch.bernoulli(self.share) > 0 else x
 
 
+class Packed(nn.Module):
+    """Images of several sizes in one sequence, their heights and widths in a buffer, as vision encoders pack them."""
+
+    def __init__(self, *grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.register_buffer("grid", torch.tensor(grid))
+        self.rows = nn.Embedding(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heights, widths = self.grid.unbind(1)
+        counts = heights * widths
+        image = torch.repeat_interleave(torch.arange(len(self.grid)), counts)
+        within = torch.arange(counts.sum()) - (counts.cumsum(0) - counts)[image]
+        weight = (1 - (within / counts[image]).sub_(0.5).abs_()).clamp_(min=0.25)
+        x = (x + self.rows(within // widths[image])) * weight[:, None]
+        starts = nn.functional.pad(counts.cumsum(0), (1, 0))
+        pieces = []
+        for piece, (height, width) in zip(x.split((starts[1:] - starts[:-1]).tolist()), self.grid, strict=True):
+            picture = piece.view(height, width, -1)[: height // 2 + 1]
+            pieces.append(picture.flatten(0, 1).mean(0))
+        first = x[image == 0]
+        longest = int(counts.max()) if (counts > 1).all() else 0
+        return torch.cat((torch.stack(pieces), first, x[image.unique_consecutive()])) + longest
+
+
+class WritesUnknown(nn.Module):
+    """Writes an input to what is computed of a buffer, and decides by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("share", torch.tensor([1.0, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares = self.share * 2
+        shares[0] = x.sum()
+        return x * 2 if shares[0] > 0 else x
+
+
 @pytest.mark.parametrize("model", [MaskedLayers(0.0, 0.5, 0.0), MaskedLayers(1.0, 0.0), MaskedLayers(0.0)])
 def test_layers_that_mask(model: nn.Module) -> None:
     torch.manual_seed(0)
@@ -157,7 +195,16 @@ def test_sizes_filled_up_by_buffers(mode: str) -> None:
     check(Filled(mode), (torch.randn(1, 3, 21),), *others, dynamic_axes={"input_0": {0: "B", 2: "T"}})
 
 
-@pytest.mark.parametrize("model", [Written(first=True), Written(first=False), Assigned(first=False), Drawn()])
+@pytest.mark.parametrize("grid", [[(2, 3), (4, 2)], [(1, 2)], [(3, 3), (2, 2), (5, 2)]])
+def test_what_is_computed_of_known_sizes_is_known(grid: list[tuple[int, int]]) -> None:
+    torch.manual_seed(0)
+    length = sum(height * width for height, width in grid)
+    check(Packed(*grid), (torch.randn(length, 4),), (torch.randn(length, 4),))
+
+
+@pytest.mark.parametrize(
+    "model", [WritesUnknown(), Written(first=True), Written(first=False), Assigned(first=False), Drawn()]
+)
 def test_what_is_written_to_or_drawn_is_not_known(model: nn.Module) -> None:
     with pytest.raises(CaptureError):
         capture(model, (torch.randn(2, 3),), TractNNEF(dynamic_axes={}), torchscript=False)
