@@ -42,7 +42,8 @@ class CacheForm(StateForm):
         """See `StateForm.keywords`."""
         length = max((tensor.shape[2] for slot, tensor in (past or {}).items() if slot.kind == "cache_key"), default=0)
         cache = {cache_keyword(model.forward): self.cache(model.config, past, last_read)}
-        return inputs | _positions(model, inputs["input_ids"], length) | cache | {"use_cache": True}
+        tokens = inputs["input_ids"] if "input_ids" in inputs else inputs["inputs_embeds"]
+        return inputs | _positions(model, tokens, length) | cache | {"use_cache": True}
 
     def replacements(self, module: nn.Module, last_read: LastRead) -> AbstractContextManager[None]:
         """See `StateForm.replacements`."""
@@ -90,7 +91,7 @@ class CacheConversation:
 
 
 def positions(ids: torch.Tensor, before: int) -> torch.Tensor:
-    """Return the positions [1, S] of tokens [B, S] that come after `before` others."""
+    """Return the positions [1, S] of tokens [B, S], or of their embeddings [B, S, D], that come after `before` others."""
     return (torch.arange(ids.shape[1], device=ids.device) + before).unsqueeze(0)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import T2NError
 from generic_export.inference_target.tract.engines.wheel_process import reuse_workers
-from t2n_llm.tasks.names import TEXT_GENERATION
+from t2n_llm.tasks.names import IMAGE_TEXT_TO_TEXT, TEXT_GENERATION
 from t2n_llm.zoo.configs import TinyConfigError
 from t2n_llm.zoo.verdict import FAILED, FULL_SIZE, NOT_RUNNABLE, RIGHT, SUITE_COLUMNS, WRONG, Cell, CellVerdict, Check
 
@@ -135,6 +135,7 @@ class _Trial:
                 revision=self.cell.revision,
                 reporter=_StageReporter(self._begin),
                 **_element_type(self.cell.dtype),
+                **self._image_size(source),
             )
         except FailedValidationError as error:
             second = self._second_opinion(error.report, self.folder / "export.failed")
@@ -144,6 +145,15 @@ class _Trial:
         self.class_name = result.manifest["source"]["architecture"]
         second = self._second_opinion(result.validation, self.folder / "export")
         return self._right(result.validation, "f32") if second is None else self._right(second, "f64")
+
+    def _image_size(self, source: str) -> dict[str, Any]:
+        if self.cell.task != IMAGE_TEXT_TO_TEXT or self.cell.model is not None:
+            return {}
+        from transformers import AutoConfig
+
+        from t2n_llm.zoo.tiny_inputs import tiny_image_size
+
+        return {"image_size": tiny_image_size(AutoConfig.from_pretrained(source))}
 
     def _second_opinion(self, first: ValidationReport | None, export: Path) -> ValidationReport | None:
         """Return what float64 says of an f32 cell that f32 is not sure of; None when it is of no help."""

@@ -78,8 +78,40 @@ _SAM_2_VISION = {
     "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
 }
 
+
+def _rotary_axes(*sections: int, **further: Any) -> Mapping[str, Any]:
+    """Return the text config of a model whose positions have three coordinates, `sections` frequencies for each."""
+    rotary = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections), **further}
+    return {"text_config": {"rope_parameters": rotary}}
+
+
+_WINDOWS = {"vision_config": {"window_size": 32}}  # of two by two joined patches
+_TILES = {"image_grid_pinpoints": [[64, 128], [128, 64], [128, 128]]}
+
+# What models that see need: sizes that their parts have in common, in images of 64 pixels and patches of 8.
+_SEEING: Mapping[str, Mapping[str, Any]] = {
+    "aria": {"projector_patch_to_query_dict": {64: 16}},
+    **{kind: _rotary_axes(3, 3, 2) for kind in ("ernie4_5_vl_moe", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga")},
+    **dict.fromkeys(("exaone4_5", "hyperclovax_vision_v2"), _WINDOWS),
+    "qwen2_vl": _rotary_axes(2, 3, 3),
+    **{kind: {**_WINDOWS, **_rotary_axes(2, 3, 3)} for kind in ("qwen2_5_omni_thinker", "qwen2_5_vl")},
+    **{kind: {"mm_tokens_per_image": 16} for kind in ("gemma3", "shieldgemma2")},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "text_config": {"model_type": "gemma4_text"}},
+    "llama4": {
+        "vision_config": {
+            "intermediate_size": 256,
+            "projector_input_dim": 64,
+            "projector_output_dim": 64,
+            "vision_output_dim": 64,
+        }
+    },
+    **dict.fromkeys(("llava_next", "llava_next_video", "llava_onevision"), _TILES),
+    "vipllava": {"vision_feature_layers": [-1, -2]},
+}
+
 # What other tasks than text generation need beside `OVERRIDES`.
 TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    **_SEEING,
     **{kind: {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]} for kind in ("beit", "data2vec-vision")},
     **{kind: _backbone("resnet", [4]) for kind in ("conditional_detr", "dab-detr", "table-transformer")},
     "detr": {**_backbone("resnet", [1, 2, 3, 4]), "encoder_attention_heads": 8, "d_model": 128},  # also of its masks

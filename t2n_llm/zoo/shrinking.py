@@ -85,6 +85,7 @@ _FEWER: tuple[tuple[str, int], ...] = (
 _FEWER_ELSEWHERE: tuple[tuple[str, int], ...] = (
     ("image_size", _IMAGE),
     ("crop_size", _IMAGE),
+    ("out_hidden_size", 64),  # of the text
     ("num_mel_bins", 16),
     ("feature_size", 16),
     ("num_frames", 4),
@@ -185,6 +186,11 @@ _FIXED_ELSEWHERE = (
     {name: value for name, value in _FIXED.items() if name not in DECODER}
     | {"decoder_start_token_id": 3, "forced_bos_token_id": None, "forced_eos_token_id": None}
     | {"suppress_tokens": None, "begin_suppress_tokens": None}
+    # Tokens that images and sound stand for.
+    | dict.fromkeys(("image_token_id", "image_token_index", "media_placeholder_token_id"), VOCABULARY - 10)
+    | {"audio_token_id": VOCABULARY - 9, "audio_token_index": VOCABULARY - 9, "video_token_id": VOCABULARY - 8}
+    | {"vision_start_token_id": VOCABULARY - 7, "vision_end_token_id": VOCABULARY - 6}
+    | {"image_start_token_id": VOCABULARY - 5, "image_end_token_id": VOCABULARY - 4}
 )
 ELSEWHERE = Rules(_FIXED_ELSEWHERE, _FEWER_ELSEWHERE, _smaller_list, _overrides)
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from generic_export.errors import OptionError
+from t2n_llm.source.empty_model import MULTIMODAL_MODEL
 from t2n_llm.tasks.heads.table import HEADS
 from t2n_llm.tasks.models import classes_of
-from t2n_llm.tasks.names import SEQUENCE_CLASSIFICATION, TEXT_GENERATION
+from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT, SEQUENCE_CLASSIFICATION, TEXT_GENERATION
 
 ALL = "all"
 
@@ -24,6 +25,8 @@ class Way(Enum):
     """Greedily, with its own cache."""
     FORWARD = "forward"
     """One pass."""
+    PROMPTS = "prompts"
+    """On the prompts of the check, with images or sound."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ _ROWS = (
     ZooTask("text2text-generation", "AutoModelForSeq2SeqLM", Way.GENERATE),
     ZooTask("automatic-speech-recognition", "AutoModelForSpeechSeq2Seq", Way.GENERATE),
     ZooTask("image-to-text", "AutoModelForImageTextToText", Way.GENERATE),
+    ZooTask(IMAGE_TEXT_TO_TEXT, MULTIMODAL_MODEL.auto_class, Way.PROMPTS),
+    ZooTask(AUDIO_TEXT_TO_TEXT, MULTIMODAL_MODEL.auto_class, Way.PROMPTS),
     *(
         ZooTask(head.name, head.kind.auto_class, Way.FORWARD)
         for head in HEADS.values()

@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 
+from generic_export.errors import OptionError
 from t2n_llm.source.small_sizes import VOCABULARY
+from t2n_llm.tasks.multimodal.families import family_of
 
 _STEPS = 12
 _FRAMES = 64
 _SAMPLES = 4000
 _WIDTH = 16
+_IMAGE = 64
 _CHANNELS_FIRST = frozenset({"whisper"})  # the others have the frames before what was measured in each
 
 
@@ -37,6 +40,15 @@ def source_inputs(model: Any) -> dict[str, Any]:
     if name not in _MAKERS:
         raise NotImplementedError(f"no tiny input is defined for {name!r} of {type(model).__name__}")
     return {name: _MAKERS[name](model.config), **_beside(name)}
+
+
+def tiny_image_size(config: Any) -> int | None:
+    """Return the height of the images of a model that reads any size; None where it has its own."""
+    try:
+        family_of(config, _IMAGE)
+    except OptionError:
+        return None
+    return _IMAGE
 
 
 def _beside(name: str) -> dict[str, torch.Tensor]:

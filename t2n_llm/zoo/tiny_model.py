@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvcache.compat import CACHE_NAMES
@@ -16,11 +17,13 @@ from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import reading_of
 from t2n_llm.tasks.heads.kinds import kind_of
 from t2n_llm.tasks.heads.table import HEADS, Head
+from t2n_llm.tasks.multimodal.check import plan_prompts, run_multimodal_reference
+from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.configs import tiny_config
 from t2n_llm.zoo.shrinking import ELSEWHERE, GENTLE, TEMPERED, Rules
 from t2n_llm.zoo.tasks import Way, architectures, zoo_task
-from t2n_llm.zoo.tiny_inputs import source_inputs
+from t2n_llm.zoo.tiny_inputs import source_inputs, tiny_image_size
 
 _SPREAD = 0.1
 _PROMPT = 12
@@ -41,7 +44,7 @@ def build_tiny_model(architecture: str, seed: int = 0, task: str = TEXT_GENERATI
         TinyConfigError: there is no tiny config.
         Exception: whatever transformers raises when it builds the model.
     """
-    if zoo_task(task).way is Way.FORWARD:
+    if zoo_task(task).way in (Way.FORWARD, Way.PROMPTS):
         return _first_that_runs(architecture, seed, task)
     return _settled(tiny_config(architecture, task), zoo_task(task).auto_class, seed)
 
@@ -56,7 +59,7 @@ def _first_that_runs(architecture: str, seed: int, task: str) -> Any:
         except Exception as error:  # whatever the model's own code raises
             refusals.append(error)
             continue
-        return model if rules is ELSEWHERE else _surest(model, architecture, seed, task)
+        return model if rules is ELSEWHERE or task not in HEADS else _surest(model, architecture, seed, task)
     raise refusals[-1]
 
 
@@ -76,6 +79,8 @@ def _surest(model: Any, architecture: str, seed: int, task: str) -> Any:
 
 def _made_by(rules: Rules, architecture: str, seed: int, task: str) -> Any:
     config = tiny_config(architecture, task, rules)
+    if task not in HEADS:
+        return _settled(config, zoo_task(task).auto_class, seed)
     config.architectures = [architectures(task)[architecture]]
     return _settled(config, kind_of(HEADS[task], config).auto_class, seed)
 
@@ -184,6 +189,9 @@ def run_in_transformers(model: Any, task: str, steps: int) -> str:
         return decode_in_transformers(model, steps)
     if zoo_task(task).way is Way.GENERATE:
         return _generate(model, source_inputs(model), steps)
+    if zoo_task(task).way is Way.PROMPTS:
+        _answer_prompts(model)
+        return ""
     _run_once(model, HEADS[task])
     return ""
 
@@ -206,6 +214,13 @@ def _run_once(model: Any, head: Head) -> None:
             raise ArithmeticError("transformers' own results are not finite")
         return
     raise refusals[0]
+
+
+def _answer_prompts(model: Any) -> None:
+    family = family_of(model.config, tiny_image_size(model.config))
+    answers = run_multimodal_reference(model, family, plan_prompts(model.config, family))
+    if not all(bool(np.isfinite(row).all()) for answer in answers for row in answer.rows):
+        raise ArithmeticError("transformers' own logits are not finite")
 
 
 def decode_in_transformers(model: Any, steps: int) -> str:

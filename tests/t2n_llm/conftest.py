@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -120,6 +120,8 @@ def _comparable(value: Any) -> Any:
         return json.dumps(_without_folders(value.to_dict()), default=str)
     if is_dataclass(value):
         return type(value), *(_comparable(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, Mapping):
+        return tuple((name, _comparable(part)) for name, part in value.items())
     return value
 
 

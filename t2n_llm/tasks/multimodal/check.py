@@ -22,7 +22,7 @@ from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, co
 from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.check.cache_range import largest_values
 from t2n_llm.check.options import EngineOptions
-from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family
+from t2n_llm.tasks.multimodal.family import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
 
 _STEPS = 8  # tokens decoded after each prompt
@@ -125,8 +125,8 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
 
     cache = DynamicCache(config=model.config)
     options = {cache_keyword(model.forward): cache, "use_cache": True, "logits_to_keep": 1}
-    if hasattr(model.model, "rope_deltas"):
-        model.model.rope_deltas = None  # of the prompt before
+    if hasattr(model.base_model, "rope_deltas"):
+        model.base_model.rope_deltas = None  # of the prompt before
     ids, pixels = torch.tensor([prompt.ids]), torch.from_numpy(prompt.pixels)
     image = family.image_token_id(model.config)
     is_image = ids == image
@@ -173,15 +173,14 @@ class Pipeline:
         given = [array for name, array in further.items() if name == self._family.decoder_input]
         ends = [*([prompt.cut] if prompt.cut else []), *range(len(prompt.ids), len(ids) + 1)]
         calls = list(pairwise([0, *ends]))
-        embeds = [
-            np.concatenate([self._parts[EMBED].answer([ids[None, start:end]])[0] for start, end in calls], axis=1)
-        ]
+        embedded = [self._parts[EMBED].answer([ids[None, start:end]]) for start, end in calls]
+        embeds = [np.concatenate([first for first, *_ in embedded], axis=1)]
         embeds += [np.zeros_like(embeds[0]) for _ in range(self._family.deepstack_layers(self._config))]
         for table, rows in zip(embeds, self._look(prompt), strict=False):
             table[0, is_image] = rows
         states, answers = [state.at_start(1) for state in self._states], []
-        for start, end in calls:
-            asked = [table[:, start:end] for table in embeds] + [array[..., start:end] for array in given]
+        for (start, end), (_, *layered) in zip(calls, embedded, strict=True):
+            asked = [table[:, start:end] for table in embeds] + [array[..., start:end] for array in given] + layered
             logits, *states = self._parts[DECODER].answer([*asked, *states])
             answers.append(logits[0, -1])
         return answers[bool(prompt.cut) :]

@@ -15,8 +15,9 @@ import torch
 
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 
-TOKEN_TYPES, POSITIONS = "token_type_ids", "position_ids"
-"""What some decoders take beside embeddings: 1 where an image is, int64 [1, S]; and where each token is, int64 [3, 1, S]."""
+TOKEN_TYPES, POSITIONS, PER_LAYER = "token_type_ids", "position_ids", "per_layer_inputs"
+"""What some decoders take beside embeddings: 1 where an image is, int64 [1, S]; where each token is, int64 [3, 1, S]; and further
+embeddings for each layer, [1, S, layers, width], which `embed` gives."""
 
 FRAME_MASK = "feature_attention_mask"
 """What some encoders take beside segments of sound: 1 for each frame before the end of a recording, int64 [N, frames]."""
@@ -69,7 +70,7 @@ class Family(Protocol):
 
     @property
     def decoder_input(self) -> str | None:
-        """What the decoder takes beside embeddings: `TOKEN_TYPES`, `POSITIONS` or nothing."""
+        """What the decoder takes beside embeddings: `TOKEN_TYPES`, `POSITIONS`, `PER_LAYER` or nothing."""
 
     @property
     def stacks_images(self) -> bool:

@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from kvcache import explicit_attention, explicit_experts
-from kvcache.compat import cache_keyword
-from kvcache.forms import state_form
+from kvcache.forms import StateForm, state_form
 from kvcache.states.tensors import Slot
 from t2n_llm.graph.capture import capture_model, weightless_network
 from t2n_llm.graph.causal_lm import probe_states
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, take_buffers, tied_names
-from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, Sight
+from t2n_llm.tasks.multimodal.encoder import EncoderModule
+from t2n_llm.tasks.multimodal.family import FRAME_MASK, PER_LAYER, POSITIONS, TOKEN_TYPES, Family
 
 EMBED, DECODER = "embed", "decoder"
 """Two of the archives; the third is the encoder's, see `Medium.role`."""
@@ -34,55 +34,48 @@ def deepstack_name(layer: int) -> str:
 
 
 class EmbedModule(nn.Module):
-    """`input_ids -> inputs_embeds`."""
+    """`input_ids -> (inputs_embeds, [per_layer_inputs])`."""
 
-    def __init__(self, network: Any, image_token_id: int) -> None:
+    def __init__(self, network: Any, image_token_id: int, *, per_layer: bool) -> None:
         """Wrap a network."""
         super().__init__()
         self.network = network
         self.image_token_id = image_token_id
+        self.per_layer = per_layer
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return [1, S, D] for int64 [1, S]; the image token, which may be beyond the table, gives some row of it."""
-        known = torch.where(input_ids == self.image_token_id, 0, input_ids)
+    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return [1, S, D] for int64 [1, S], and what `Family.per_layer` says.
+
+        The image token, which may be beyond the table, gives the row of the padding token.
+        """
+        filler = self.network.config.get_text_config().pad_token_id or 0
+        known = torch.where(input_ids == self.image_token_id, filler, input_ids)
         rows: torch.Tensor = self.network.get_input_embeddings()(known)
-        return rows
-
-
-class EncoderModule(nn.Module):
-    """`pixel_values -> (image_embeds, *deepstack_embeds)`, or `input_features -> (audio_embeds,)`."""
-
-    def __init__(self, network: Any, sight: Sight) -> None:
-        """Wrap a network; of the buffers only shapes matter."""
-        super().__init__()
-        self.network = network
-        self.look = sight.look
-        self.names = tuple(sight.buffers)
-        for name, value in sight.buffers.items():
-            self.register_buffer(name, value.to("meta"))
-
-    def forward(self, pixel_values: torch.Tensor, frame_mask: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """Return [N, rows, D] for images [N, C, H, W], [rows, D] for the patches of one; then those of `deepstack_layers`."""
-        further = {} if frame_mask is None else {FRAME_MASK: frame_mask}
-        return self.look(pixel_values, further | {name: getattr(self, name) for name in self.names})
+        if not self.per_layer:
+            return (rows,)
+        return rows, self.network.get_decoder().get_per_layer_inputs(known)
 
 
 class DecoderModule(nn.Module):
-    """`(inputs_embeds, *deepstack_embeds, [token_type_ids | position_ids], *past) -> (logits, *present)`."""
+    """`(inputs_embeds, *deepstack_embeds, [per_layer_inputs | token_type_ids | position_ids], *past) -> (logits, *present)`."""
 
-    def __init__(self, network: Any, deepstack: int, further: str | None, slots: tuple[Slot, ...]) -> None:
+    def __init__(
+        self, network: Any, deepstack: int, further: str | None, form: StateForm, slots: tuple[Slot, ...]
+    ) -> None:
         """Wrap a network.
 
         Args:
             network: transformers' model.
             deepstack: see `Family.deepstack_layers`.
             further: see `Family.decoder_input`.
+            form: how it takes its states.
             slots: where it keeps its states, in the order of the inputs.
         """
         super().__init__()
         self.network = network
         self.deepstack = deepstack
         self.further = further
+        self.form = form
         self.slots = slots
 
     def forward(self, inputs_embeds: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -96,22 +89,19 @@ class DecoderModule(nn.Module):
         Returns:
             The last position's logits [1, 1, vocab], then the states.
         """
-        from kvcache.states.explicit_cache import ExplicitCache
-
         rows, rest = rest[: self.deepstack], rest[self.deepstack :]
         given, past = (rest[:1], rest[1:]) if self.further else ((), rest)
-        cache = ExplicitCache(self.network.config, dict(zip(self.slots, past, strict=True)))
-        options: dict[str, Any] = {cache_keyword(self.network.forward): cache, "logits_to_keep": 1}
-        if self.further == POSITIONS:
-            options[POSITIONS] = given[0]
+        options: dict[str, Any] = {"logits_to_keep": 1}
+        if self.further in (POSITIONS, PER_LAYER):
+            options[self.further] = given[0]
         elif self.further == TOKEN_TYPES:
             # transformers reads the types by position, from the start of the text; what is past is seen anyway.
             before = torch.zeros((1, past[0].shape[2]), dtype=torch.int64, device=given[0].device)
             options[TOKEN_TYPES] = torch.cat((before, given[0]), dim=1)
         with _added_to_first_layers(self.network, rows):
-            result = self.network(inputs_embeds=inputs_embeds, use_cache=True, **options)
-        after = cache.states()
-        return (result.logits, *(after[slot] for slot in self.slots))
+            states = dict(zip(self.slots, past, strict=True))
+            logits, after = self.form.run(self.network, states, inputs_embeds=inputs_embeds, **options)
+        return (logits, *(after[slot] for slot in self.slots))
 
 
 @contextmanager
@@ -213,7 +203,8 @@ _FURTHER = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (3, 1, _STEPS)}
 def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision: str | None) -> tuple[ModelGraph, ...]:
     tied, sight = tied_names(network), family.sight(network)
     buffers = take_buffers(network)
-    states = probe_states(network, state_form(network))
+    form = state_form(network)
+    states = probe_states(network, form)
     config = network.config
     width = config.get_text_config(decoder=True).hidden_size
 
@@ -223,6 +214,11 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
     deepstack = family.deepstack_layers(config)
     rows = {deepstack_name(layer): meta(1, _STEPS, width, of=dtype) for layer in range(deepstack)}
     further = {name: meta(*shape) for name, shape in _FURTHER.items() if name == family.decoder_input}
+    layered = [PER_LAYER] if family.decoder_input == PER_LAYER else []
+    if layered:
+        text = config.get_text_config(decoder=True)
+        sizes = (1, _STEPS, text.num_hidden_layers, text.hidden_size_per_layer_input)
+        further = {PER_LAYER: meta(*sizes, of=dtype)}
     before = {state.input_name: meta(*state.sizes(1, _PAST), of=state.torch_dtype) for state in states}
     embeds = {"inputs_embeds": meta(1, _STEPS, width, of=dtype)}
     slots = tuple(state.slot for state in states)
@@ -230,11 +226,11 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
     embed = ModelGraph(
         role=EMBED,
         network=network,
-        module=EmbedModule(network, family.image_token_id(config)),
+        module=EmbedModule(network, family.image_token_id(config), per_layer=bool(layered)),
         buffers=buffers,
         tied=tied,
         inputs={"input_ids": meta(1, _STEPS)},
-        output_names=("inputs_embeds",),
+        output_names=("inputs_embeds", *layered),
         dynamic_axes={"input_ids": {1: "S"}},
         source_name=name,
         revision=revision,
@@ -257,12 +253,12 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
     decoder = replace(
         embed,
         role=DECODER,
-        module=DecoderModule(network, deepstack, family.decoder_input, slots),
+        module=DecoderModule(network, deepstack, family.decoder_input, form, slots),
         inputs={**embeds, **rows, **further, **before},
         output_names=("outputs", *(state.output_name for state in states)),
         dynamic_axes={
             **{name: {1: "S"} for name in (*embeds, *rows)},
-            **{name: {given.ndim - 1: "S"} for name, given in further.items()},
+            **{name: {1 if name == PER_LAYER else given.ndim - 1: "S"} for name, given in further.items()},
             **grown,
         },
         states=states,

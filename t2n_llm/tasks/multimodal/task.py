@@ -20,7 +20,8 @@ from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.frontend import frontend_graphs
 from t2n_llm.tasks.multimodal.check import check_multimodal, plan_prompts, run_multimodal_reference
-from t2n_llm.tasks.multimodal.families import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family, family_of
+from t2n_llm.tasks.multimodal.families import family_of
+from t2n_llm.tasks.multimodal.family import FRAME_MASK, PER_LAYER, POSITIONS, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED, build_multimodal, typical_inputs
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 from t2n_llm.tasks.protocol import CheckSubject, ReferenceAnswers, Task
@@ -129,7 +130,7 @@ class MultimodalTask(Task):
         }
 
     def _family(self, source: ModelSource, options: GraphOptions) -> Family:
-        return family_of(source.config, options.image_size, self.name)
+        return family_of(source.config, options.image_size, self.name, source.trust_remote_code)
 
 
 class ImageTextToText(MultimodalTask):
@@ -167,5 +168,6 @@ def connection(config: Any, family: Family) -> dict[str, Any]:
         "token_type_ids": "1 at rows of images, 0 elsewhere; an image must be in one call"
         if further == TOKEN_TYPES
         else None,
+        "per_layer_inputs": "second output of embed" if further == PER_LAYER else None,
         "positions": _POSITIONS if further == POSITIONS else "counted by the decoder from its cache",
     }

@@ -22,6 +22,8 @@ from t2n_llm.graph.interface import recorded_states
 from t2n_llm.tasks.multimodal.check import Pipeline, plan_prompts
 from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
+from t2n_llm.zoo.tiny_inputs import tiny_image_size
+from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 from tests.families import COMMON, WINDOW, leave_neutral_start
 from tests.t2n_llm.command_line import call, strict_json, unchanged
 
@@ -178,6 +180,21 @@ def test_images_text_and_decoding_agree_with_transformers(
         assert len(check.steps) == check.same_top1_count == 9
         assert check.max_abs_error <= 1e-4
         assert min(step.scale for step in check.steps) > 1
+
+
+# One image size in `image_sizes`, a mask of patches with recurrences, embeddings for each layer, tiles of an image.
+_OTHERS = ("mistral3", "lfm2_vl", "gemma4", "llava_next")
+
+
+@pytest.mark.parametrize("family", _OTHERS)
+def test_models_that_nothing_is_written_for(family: str, tmp_path: Path) -> None:
+    model = build_tiny_model(family, task=IMAGE_TEXT_TO_TEXT)
+    save_tiny_model(model, tmp_path / "model", IMAGE_TEXT_TO_TEXT)
+    size = tiny_image_size(model.config)
+    result = exported(tmp_path / "model", tmp_path / "out", image_size=size)
+    assert result.validation is not None
+    assert len(result.validation.checks) == 3
+    assert max(check.max_abs_error for check in result.validation.checks) <= 1e-4
 
 
 @pytest.mark.parametrize(("family", "task"), [("smolvlm", IMAGE_TEXT_TO_TEXT), ("voxtral", AUDIO_TEXT_TO_TEXT)])
@@ -370,8 +387,10 @@ def test_what_is_after_the_end_of_a_recording_is_not_heard(checkpoint: Callable[
 
 
 def test_a_model_without_images_is_explained(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnknownArchitectureError, match="of type 'llama' are not supported yet"):
+    with pytest.raises(UnknownArchitectureError, match="no vision-language or speech model for LlamaConfig"):
         exported(tiny_llama, tmp_path / "out")
+    with pytest.raises(UnknownArchitectureError, match="models of type 'llama' are not supported yet"):
+        exported(tiny_llama, tmp_path / "out", task=AUDIO_TEXT_TO_TEXT)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,174 @@
+"""What one image of a fixed size is for a model: the shape of its pixels, and the further arguments that the size decides.
+
+In: a transformers config, and the parameters of the model's `get_image_features`. Out: candidates, of which the first that runs is
+meant. The names of the parameters say how a model takes images: transformers uses the same ones in all models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from generic_export.errors import OptionError
+from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE
+
+_ANY_SIZE = ("image_grid_thw", "spatial_shapes", "target_sizes", "image_position_ids")
+_MOST_TILES = 12
+_COMMON_SIDE = 4  # of patches that are joined in pairs, twice
+
+
+@dataclass(frozen=True)
+class ImageExample:
+    """How one image is passed to `get_image_features`.
+
+    Attributes:
+        pixels: shape of `pixel_values`.
+        known: the other arguments, the same for each image of this size, with the images along their first axis.
+        axis: of `pixel_values`, along which several images are joined.
+    """
+
+    pixels: tuple[int, ...]
+    known: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    axis: int = 0
+
+
+def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
+    """Say whether a model reads images of more than one size.
+
+    Args:
+        config: transformers config.
+        parameters: names, of `get_image_features`.
+    """
+    return any(name in parameters for name in _ANY_SIZE) or _is_pixtral(config)
+
+
+def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[ImageExample]:
+    """Return the ways in which a model may take an image.
+
+    Args:
+        config: transformers config.
+        parameters: names, of `get_image_features`.
+        image_size: height and width in pixels, for models that take any; None takes 448, or the most that the model has.
+
+    Raises:
+        OptionError: the size is not a multiple of what the encoder joins.
+    """
+    vision = _Vision.of(config)
+    if "image_grid_thw" in parameters:
+        yield from _grids(vision, parameters, image_size)
+    elif "spatial_shapes" in parameters:
+        factor = _first(config, "downsample_factor", default=2)
+        side = vision.side(image_size, factor)
+        mask = torch.ones((1, side * side), dtype=torch.int64)
+        known = {"spatial_shapes": torch.tensor([[side, side]]), "pixel_attention_mask": mask}
+        yield ImageExample((1, side * side, vision.channels * vision.patch**2), known)
+    elif "target_sizes" in parameters:
+        side = vision.side(image_size, _COMMON_SIDE)
+        shape = (1, vision.channels, vision.patch, side * side * vision.patch)
+        yield ImageExample(shape, {"target_sizes": torch.tensor([[side, side]])}, axis=3)
+    elif "image_position_ids" in parameters:
+        side = vision.side(
+            image_size, _first(getattr(config, "vision_config", config), "pooling_kernel_size", default=1)
+        )
+        row, column = torch.arange(side * side) // side, torch.arange(side * side) % side
+        places = {"image_position_ids": torch.stack((column, row), dim=-1)[None]}
+        yield ImageExample((1, side * side, vision.channels * vision.patch**2), places)
+    elif "pixel_attention_mask" in parameters:  # tiles of an image, all of them whole
+        yield ImageExample((1, 1, *vision.square()), axis=1)
+        yield ImageExample((1, *vision.square()))
+    elif "image_sizes" in parameters:
+        side = vision.pixels(image_size) if _is_pixtral(config) else vision.image_size
+        sizes = {"image_sizes": torch.tensor([[side, side]])}
+        if not _is_pixtral(config):
+            yield ImageExample((1, *vision.square()))
+        yield ImageExample((1, vision.channels, side, side), sizes)
+        for tiles in range(2, _MOST_TILES):
+            yield ImageExample((1, tiles, *vision.square()), sizes)
+    else:
+        yield ImageExample((1, *vision.square()))
+
+
+def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None) -> Iterator[ImageExample]:
+    """Return images in patches, one a row, in the order of the processor."""
+    side = vision.side(image_size, vision.merge)
+    known = {"image_grid_thw": torch.tensor([[1, side, side]])}
+    if "image_merge_sizes" in parameters:
+        known["image_merge_sizes"] = torch.tensor([vision.merge])
+    rows, square = side * side, (vision.patch, vision.patch)
+    for frames in dict.fromkeys((vision.frames, 1, 2)):
+        yield ImageExample((rows, vision.channels * frames * math.prod(square)), known)
+    yield ImageExample((rows, vision.channels, *square), known)
+
+
+@dataclass(frozen=True)
+class _Vision:
+    """What a config says of images, whatever it calls that."""
+
+    image_size: int
+    patch: int
+    channels: int
+    frames: int
+    merge: int
+
+    @classmethod
+    def of(cls, config: Any) -> _Vision:
+        part = next(
+            (found for name in ("vision_config", "vq_config") if (found := getattr(config, name, None)) is not None),
+            config,
+        )
+        merge = _first(part, "spatial_merge_size", "merge_kernel_size", "merge_size", default=None)
+        return cls(
+            image_size=_first(part, "image_size", "max_image_size", default=DEFAULT_IMAGE_SIZE),
+            patch=_first(part, "patch_size", default=14),
+            channels=_first(part, "num_channels", "in_channels", "in_chans", default=3),
+            frames=_first(part, "temporal_patch_size", default=1),
+            merge=merge or _first(config, "spatial_merge_size", default=2),
+        )
+
+    def square(self) -> tuple[int, int, int]:
+        """Return the shape of an image of the model's own size."""
+        return self.channels, self.image_size, self.image_size
+
+    def pixels(self, image_size: int | None) -> int:
+        """Return the height of an image, for models that have a largest one."""
+        return min(DEFAULT_IMAGE_SIZE, self.image_size) if image_size is None else image_size
+
+    def side(self, image_size: int | None, joined: int) -> int:
+        """Return how many patches an image has in each direction.
+
+        Args:
+            image_size: height and width in pixels; None takes the multiple nearest to 448.
+            joined: how many patches in each direction become one row.
+
+        Raises:
+            OptionError: the size is not a multiple of the pixels that are joined.
+        """
+        unit = self.patch * joined
+        nearest = max(1, round((image_size or DEFAULT_IMAGE_SIZE) / unit)) * unit
+        if image_size is not None and (image_size < 1 or image_size % unit):
+            raise OptionError(
+                f"--image-size {image_size}: this model takes multiples of {unit} pixels.",
+                f"Use --image-size {nearest}.",
+            )
+        return nearest // self.patch
+
+
+def _is_pixtral(config: Any) -> bool:
+    return getattr(getattr(config, "vision_config", None), "model_type", None) == "pixtral"
+
+
+def _first(config: Any, *names: str, default: Any) -> Any:
+    """Return the first of some fields that is a number; of a list its first one."""
+    for name in names:
+        value = getattr(config, name, None)
+        value = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(value, int):
+            return value
+    return default
+
+
+__all__ = ["ImageExample", "image_examples", "takes_any_size"]

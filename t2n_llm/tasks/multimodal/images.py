@@ -1,0 +1,230 @@
+"""Vision-language models for images of one size, through the interface that transformers gives all of them.
+
+`get_image_features` makes rows of embeddings of an image. What depends on its size alone (a grid of patches, windows, positions) is
+known during the capture and becomes constants. In: a config. Out: an `ImageFamily`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from generic_export.errors import OptionError, UnknownArchitectureError
+from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
+from t2n_llm.tasks.multimodal.encoder import EncoderModule
+from t2n_llm.tasks.multimodal.family import PER_LAYER, POSITIONS, TOKEN_TYPES, Senses, Sight
+from t2n_llm.tasks.multimodal.image_example import ImageExample, image_examples, takes_any_size
+
+_FEATURES = "get_image_features"
+_MODALITY_TYPES = "mm_token_type_ids"
+_TOKEN_FIELDS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFamily(Senses):
+    """A model that puts rows of images in the place of a token.
+
+    Attributes:
+        network: transformers' model, without weights.
+        example: how it takes an image.
+        rows: how many rows an image becomes.
+        stacked: for how many of the decoder's first layers it gives further rows.
+        stacks_images: whether the encoder reads several images at once.
+    """
+
+    network: Any
+    example: ImageExample
+    rows: int
+    stacked: int
+    stacks_images: bool
+
+    @cached_property
+    def decoder_input(self) -> str | None:
+        """See `Family`."""
+        if hasattr(self.network.base_model, "get_rope_index"):
+            return POSITIONS
+        taken = inspect.signature(self.network.forward).parameters
+        if PER_LAYER in taken and self.network.config.get_text_config().hidden_size_per_layer_input:
+            return PER_LAYER
+        return TOKEN_TYPES if TOKEN_TYPES in taken else None
+
+    def image_token_id(self, config: Any) -> int:
+        """See `Family`."""
+        return _token_of(config)
+
+    def rows_per_image(self, config: Any) -> int:
+        """See `Family`."""
+        del config
+        return self.rows
+
+    def deepstack_layers(self, config: Any) -> int:
+        """See `Family`."""
+        del config
+        return self.stacked
+
+    def pixel_shape(self, config: Any) -> tuple[int, ...]:
+        """See `Family`."""
+        del config
+        return self.example.pixels[1:] if self.stacks_images else self.example.pixels
+
+    def sight(self, network: Any) -> Sight:
+        """See `Family`."""
+        return Sight(self.example.known, _look(network))
+
+    def reference_inputs(self, config: Any, is_image: torch.Tensor, pixels: torch.Tensor) -> dict[str, Any]:
+        """See `Family`."""
+        del config
+        taken = inspect.signature(self.network.forward).parameters
+        types = {TOKEN_TYPES: is_image.long(), _MODALITY_TYPES: is_image.int()}
+        given: dict[str, Any] = {name: value for name, value in types.items() if name in taken}
+        if not len(pixels):
+            return {name: value for name, value in given.items() if name == TOKEN_TYPES}
+        stacked = pixels if self.stacks_images else torch.cat(list(pixels), dim=self.example.axis)
+        return {**given, "pixel_values": stacked, **self._known(len(pixels))}
+
+    def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
+        """See `Family`; the model's own code says them, for the tokens of a prompt and for as many after it."""
+        if self.decoder_input != POSITIONS:
+            return super().positions(config, is_image)
+        images = int(is_image.sum()) // self.rows
+        if not images:
+            return self._counted(len(is_image), 0)
+        end = int(np.flatnonzero(is_image)[-1]) + 1
+        flags = torch.from_numpy(is_image[None, :end])
+        token = self.image_token_id(config)
+        index = self.network.base_model.get_rope_index
+        given = {
+            "input_ids": torch.where(flags, token, 0 if token else 1),
+            "attention_mask": torch.ones_like(flags, dtype=torch.int64),
+            _MODALITY_TYPES: flags.int(),
+            **self._known(images),
+        }
+        found, _ = index(
+            **{name: value for name, value in given.items() if name in inspect.signature(index).parameters}
+        )
+        after = self._counted(len(is_image) - end, int(found.max()) + 1)
+        return np.concatenate([found.numpy(), after[: len(found)]], axis=2)
+
+    def _counted(self, count: int, start: int) -> np.ndarray:
+        return np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (self.position_axes, 1, count))
+
+    def _known(self, images: int) -> dict[str, torch.Tensor]:
+        return {name: torch.cat([value] * images) for name, value in self.example.known.items()}
+
+    @cached_property
+    def position_axes(self) -> int:
+        """How many coordinates a position has."""
+        return 3
+
+
+def _features_of(network: Any) -> Any:
+    """Return what makes rows of an image; None where a model has no such function."""
+    found = (getattr(each, _FEATURES, None) for each in (network.base_model, network))
+    return next((each for each in found if each is not None), None)
+
+
+def _look(network: Any) -> Callable[[torch.Tensor, Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]]:
+    def look(pixels: torch.Tensor, known: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with _EveryImageIsReal(pixels):
+            found = _features_of(network)(pixel_values=pixels, **known, return_dict=True)
+        if isinstance(found.pooler_output, torch.Tensor) and found.pooler_output.ndim == 3:
+            return (found.pooler_output,)
+        return tuple(
+            _joined(rows) for rows in (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
+        )
+
+    return look
+
+
+def _joined(rows: Any) -> torch.Tensor:
+    """Return [rows, width] of what may be a list with the rows of each image."""
+    if isinstance(rows, torch.Tensor):
+        return rows.flatten(0, -2)
+    return torch.cat([_joined(each) for each in rows])
+
+
+class _EveryImageIsReal(TorchFunctionMode):
+    """Answers no where a model asks which pixels are 0: some drop images of nothing but zeros, which fill up a batch."""
+
+    def __init__(self, pixels: torch.Tensor) -> None:
+        super().__init__()
+        self._pixels = pixels
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func in (torch.Tensor.__eq__, torch.Tensor.eq, torch.eq) and isinstance(args[1], float) and args[1] == 0.0:
+            return torch.zeros(tuple(args[0].shape), dtype=torch.bool, device=args[0].device)
+        return func(*args, **(kwargs or {}))
+
+
+def image_family(config: Any, image_size: int | None, trust_remote_code: bool = False) -> ImageFamily:
+    """Return how a model sees.
+
+    Args:
+        config: transformers config.
+        image_size: height and width of the images in pixels, for models that take any; None takes the model's own, or 448.
+        trust_remote_code: allow code that comes with the model.
+
+    Raises:
+        UnknownArchitectureError: images do not become rows of embeddings in it, or in no way that is known here.
+        OptionError: a size is given, and the model has one of its own; or it does not fit the model's patches.
+    """
+    return _family_of(_Key(config, config.to_json_string(use_diff=False)), image_size, trust_remote_code)
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A config, equal to others with the same text."""
+
+    config: Any
+    text: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+@lru_cache(maxsize=4)
+def _family_of(key: _Key, image_size: int | None, trust_remote_code: bool) -> ImageFamily:
+    config = key.config
+    network: Any = instantiate(MULTIMODAL_MODEL, config, torch.float32, "eager", "eager", trust_remote_code).to("meta")
+    features = _features_of(network)
+    if features is None or _token_of(config) is None:
+        raise UnknownArchitectureError(
+            f"models of type {config.model_type!r} do not replace tokens with image features.",
+            "Use --task text-generation for the text model.",
+        )
+    parameters = inspect.signature(features).parameters
+    if image_size is not None and not takes_any_size(config, parameters):
+        own = getattr(getattr(config, "vision_config", None), "image_size", None)
+        raise OptionError(f"--image-size {image_size}: this model's images have {own} pixels.", "Omit it.")
+    refusals: list[Exception] = []
+    for example in image_examples(config, parameters, image_size):
+        sight = Sight(example.known, _look(network))
+        try:
+            with torch.no_grad():
+                found = EncoderModule(network, sight)(torch.empty(example.pixels, device="meta"))
+        except Exception as error:  # whatever a model raises for another shape
+            refusals.append(error)
+            continue
+        stacks = not example.known and len(example.pixels) == 4 and found[0].ndim == 3
+        return ImageFamily(network, example, found[0].flatten(0, -2).shape[0], len(found) - 1, stacks)
+    raise UnknownArchitectureError(
+        f"models of type {config.model_type!r}: {_FEATURES} does not run for an image: {'; '.join(map(str, refusals))}.",
+        "Report the model type.",
+    ) from refusals[0]
+
+
+def _token_of(config: Any) -> Any:
+    return next((found for name in _TOKEN_FIELDS if (found := getattr(config, name, None)) is not None), None)
+
+
+__all__ = ["ImageFamily", "image_family"]
