@@ -31,6 +31,7 @@ from t2n_llm.check.loss import difference
 from t2n_llm.cli.report_tables import quality_tables
 from t2n_llm.cli.tables import filled_table, table_of
 from t2n_llm.export.folder import json_text
+from t2n_llm.source.source_files import TOKENIZER_MODELS
 from t2n_llm.tasks.names import TEXT_GENERATION, TRIED
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ class Sink:
         ]
         if places:
             self._out.print(f"check it  t2n-llm validate {folder} {escape(' '.join(places))}")
-        if manifest["task"] in TRIED and "tokenizer.json" in manifest["copied_files"]:
+        if manifest["task"] in TRIED and not TOKENIZER_MODELS.isdisjoint(manifest["copied_files"]):
             self._out.print(f"try it    t2n-llm generate {folder} {TRIED[manifest['task']]}")
         if pushed is not None:
             self.say(f"pushed    {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit}")

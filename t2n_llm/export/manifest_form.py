@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from generic_export.errors import ArchiveError
+from t2n_llm.tasks.speech.plan import SpeechPlan
 
 _LONGEST_NAME = 255  # bytes, of a file
 _LARGEST = 1 << 63  # no number that an export writes is larger
@@ -90,6 +91,13 @@ class AdapterRecord(TypedDict, total=False):
     name: str
     revision: str | None
     sha256: str
+
+
+class VocoderRecord(TypedDict):
+    """The vocoder beside the model."""
+
+    name: str
+    revision: str | None
 
 
 class RecipeRecord(TypedDict, total=False):
@@ -323,6 +331,8 @@ class ExportManifest(_Manifest, total=False):
     files: dict[FileName, DigestRecord]
     encoder_decoder: ConnectionRecord
     frontend: FrontEndRecord
+    speech: SpeechPlan
+    vocoder: VocoderRecord | None
     schema_version: int
     export_format: str
     components: dict[str, ComponentRecord]

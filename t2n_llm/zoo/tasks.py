@@ -12,7 +12,7 @@ from enum import Enum
 from generic_export.errors import OptionError
 from t2n_llm.tasks.heads.table import HEADS
 from t2n_llm.tasks.models import classes_of
-from t2n_llm.tasks.names import SEQUENCE_CLASSIFICATION, TEXT_GENERATION
+from t2n_llm.tasks.names import SEQUENCE_CLASSIFICATION, TEXT_GENERATION, TEXT_TO_AUDIO
 
 ALL = "all"
 
@@ -24,6 +24,8 @@ class Way(Enum):
     """Greedily, with its own cache."""
     FORWARD = "forward"
     """One pass."""
+    SPEAK = "speak"
+    """Not at all: the check of the export runs it."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ _ROWS = (
     ZooTask("text2text-generation", "AutoModelForSeq2SeqLM", Way.GENERATE),
     ZooTask("automatic-speech-recognition", "AutoModelForSpeechSeq2Seq", Way.GENERATE),
     ZooTask("image-to-text", "AutoModelForImageTextToText", Way.GENERATE),
+    ZooTask(TEXT_TO_AUDIO, "AutoModelForTextToWaveform", Way.SPEAK),
     *(
         ZooTask(head.name, head.kind.auto_class, Way.FORWARD)
         for head in HEADS.values()

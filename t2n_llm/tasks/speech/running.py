@@ -1,0 +1,202 @@
+"""The archives of a speech model in an engine: a text becomes frames, and frames become a waveform.
+
+In: archives and the plan that connects them. Out: f32 [samples]. `t2n-llm generate` and the check run the same loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from generic_export.errors import ArchiveError, OptionError
+from generic_export.read.outline import read_outline
+from generic_export.read.reading import read_graph_text, signature_of
+from t2n_llm.check.answers import Answerer, open_answerer
+from t2n_llm.check.options import EngineOptions
+from t2n_llm.check.runner import empty_shape
+from t2n_llm.tasks.speech.plan import (
+    DURATIONS,
+    FRAME,
+    FRAMES,
+    IDS,
+    LENGTH,
+    ROWS,
+    SPECTROGRAM,
+    STEP,
+    STOP,
+    TEXT,
+    TOKENS,
+    WAVEFORM,
+    Draws,
+    SpeechPlan,
+    Steps,
+    given_to,
+    repeated,
+)
+
+_FED, _GIVEN = "in_", "out_"  # how the names of a state begin, as an input and as an output
+
+
+@dataclass(frozen=True)
+class SpeechArchive:
+    """One archive in an engine.
+
+    Attributes:
+        asked: the archive.
+        inputs, outputs: of its graph, in order.
+        states: what is fed back, as it is before the first call, by name of the input.
+    """
+
+    asked: Answerer
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    states: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def run(self, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the outputs by name.
+
+        Args:
+            known: its inputs by name, and others.
+        """
+        return dict(zip(self.outputs, self.asked.answer([known[name] for name in self.inputs]), strict=True))
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What the check takes from PyTorch where the archives would go on with what they made themselves.
+
+    Attributes:
+        durations: f32 [1, S]; None for frames that are made step by step.
+        frames: f32 [1, F, D], for these.
+    """
+
+    durations: np.ndarray | None = None
+    frames: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class SpeechModel:
+    """All archives of a speech model.
+
+    Attributes:
+        plan: how they connect.
+        archives: by role, in the order in which they run.
+    """
+
+    plan: SpeechPlan
+    archives: Mapping[str, SpeechArchive]
+
+    def spoken(
+        self, ids: np.ndarray, speaker: np.ndarray | None, draws: Draws, forced: Forced | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return everything that the archives make of a text, by name; `waveform` is f32 [1, samples].
+
+        Args:
+            ids: i64 [1, S].
+            speaker: see `plan.Speaker`.
+            draws: for noise.
+            forced: None lets the archives go on with their own values.
+
+        Raises:
+            OptionError: the text takes more frames than the model has positions for.
+            EngineError: the engine failed.
+        """
+        known = {IDS: ids}
+        known |= self._run(TEXT, known, speaker, draws, {TOKENS: ids.shape[1]})
+        if self.plan.steps is not None:
+            known |= self._stepped(self.plan.steps, known, speaker, draws, forced or Forced())
+        else:
+            known |= {FRAMES: self._repeated(known, forced or Forced())}
+        sizes = {LENGTH: known[FRAMES].shape[1]}
+        if self.plan.most_frames is not None and sizes[LENGTH] > self.plan.most_frames:
+            raise OptionError(
+                f"the text takes {sizes[LENGTH]} frames, and the model has positions for {self.plan.most_frames}.",
+                "Speak one sentence at a time.",
+            )
+        for role in (SPECTROGRAM, WAVEFORM):
+            if role in self.archives:
+                known |= self._run(role, known, speaker, draws, sizes)
+        return known
+
+    def _run(
+        self,
+        role: str,
+        known: Mapping[str, np.ndarray],
+        speaker: np.ndarray | None,
+        draws: Draws,
+        sizes: Mapping[str, int],
+    ) -> dict[str, np.ndarray]:
+        archive = self.archives[role]
+        return archive.run(given_to(archive.inputs, self.plan, known, speaker, draws, sizes))
+
+    def _repeated(self, known: Mapping[str, np.ndarray], forced: Forced) -> np.ndarray:
+        """Return frames [1, F, D]: each row of a text as often as its duration says."""
+        if self.plan.durations is None:
+            raise ArchiveError("the plan of a speech model has neither durations nor steps.", "Export the model again.")
+        durations = known[DURATIONS] if forced.durations is None else forced.durations
+        return repeated(known[ROWS], self.plan.durations.whole(durations[0]))
+
+    def _stepped(
+        self,
+        steps: Steps,
+        known: Mapping[str, np.ndarray],
+        speaker: np.ndarray | None,
+        draws: Draws,
+        forced: Forced,
+    ) -> dict[str, np.ndarray]:
+        """Return frames [1, F, D] and stop probabilities [steps]; a step reads the last frame, and the states after it."""
+        frame = np.zeros((1, 1, steps.width), np.float32)
+        states, made, stops = dict(self.archives[STEP].states), list[np.ndarray](), list[float]()
+        while not self._ended(steps, known[IDS].shape[1], made, stops, forced):
+            out = self._run(STEP, {**known, FRAME: frame, **states}, speaker, draws, {})
+            made.append(out[FRAMES])
+            stops.append(float(out[STOP][0]))
+            states = {name: out[name.replace(_FED, _GIVEN, 1)] for name in states}
+            last = sum(frames.shape[1] for frames in made)
+            source = out[FRAMES] if forced.frames is None else forced.frames[:, :last]
+            frame = source[:, -1:]
+        return {FRAMES: np.concatenate(made, axis=1), STOP: np.array(stops, np.float32)}
+
+    @staticmethod
+    def _ended(steps: Steps, tokens: int, made: list[np.ndarray], stops: list[float], forced: Forced) -> bool:
+        if not made:
+            return False
+        if forced.frames is not None:
+            return sum(frames.shape[1] for frames in made) >= forced.frames.shape[1]
+        return stops[-1] >= steps.threshold or len(made) >= steps.most(tokens)
+
+
+@contextmanager
+def open_speech(
+    archives: Mapping[str, Path], plan: SpeechPlan, engine: EngineOptions | None = None
+) -> Iterator[SpeechModel]:
+    """Yield a speech model ready to be asked, and stop its engine after the block.
+
+    Args:
+        archives: by role.
+        plan: how they connect.
+        engine: which one; None takes the pip-installed one.
+
+    Raises:
+        EngineError: the engine is not installed, or refuses an archive.
+    """
+    with ExitStack() as stack:
+        opened = {}
+        for role, path in archives.items():
+            text = read_graph_text(path)
+            names = signature_of(text)
+            states = {
+                each.name: np.zeros(empty_shape(each.shape), np.float32)
+                for each in read_outline(text).externals
+                if each.name.startswith(_FED)
+            }
+            answerer = stack.enter_context(open_answerer(path, engine))
+            opened[role] = SpeechArchive(answerer, tuple(names.inputs), tuple(names.outputs), states)
+        yield SpeechModel(plan, opened)
+
+
+__all__ = ["Forced", "SpeechModel", "open_speech"]
