@@ -38,9 +38,8 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.option import made, options_of
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
-from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.hub import ModelSource, open_source, open_vocoder
 from t2n_llm.source.reference import SourceRef
-from t2n_llm.source.vocoder import open_vocoder
 from t2n_llm.tasks.auto import choose_task
 from t2n_llm.tasks.protocol import Task
 from t2n_llm.tasks.registry import task_of

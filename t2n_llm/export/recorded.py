@@ -14,9 +14,9 @@ from generic_export.errors import ArchiveError, OptionError, SourceError
 from t2n_llm.export.manifest_form import misfit, require_said
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.source.adapter import Adapter, open_adapter
-from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.hub import ModelSource, open_source, open_vocoder
 from t2n_llm.source.reference import SourceRef
-from t2n_llm.source.vocoder import Vocoder, open_vocoder
+from t2n_llm.source.vocoder import Vocoder
 from t2n_llm.tasks.names import TASKS, recorded_task
 
 
@@ -86,7 +86,7 @@ def _recorded_vocoder(recorded: Mapping[str, Any] | None, given: str | None, tok
     if given is None and recorded["revision"] is None:
         raise SourceError(
             f"this export was made with a local vocoder ({recorded['name']}), whose path is not recorded.",
-            "Pass it: t2n-llm validate FOLDER --vocoder PATH.",
+            "Pass it with --vocoder PATH.",
         )
     revision = recorded["revision"] if given is None else None
     return open_vocoder(SourceRef(given or str(recorded["name"]), revision, token))

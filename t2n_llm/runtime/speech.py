@@ -18,7 +18,8 @@ from t2n_llm.check.options import EngineOptions
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.manifest_form import require_said
 from t2n_llm.source.hub import load_tokenizer
-from t2n_llm.tasks.speech.plan import TEXT, WAVEFORM, Draws, Speaker, SpeechPlan
+from t2n_llm.tasks.speech.arrays import Draws
+from t2n_llm.tasks.speech.plan import TEXT, WAVEFORM, Speaker, SpeechPlan
 from t2n_llm.tasks.speech.running import open_speech
 
 _SAID = ("speech.sampling_rate", f"archives.{TEXT}", f"archives.{WAVEFORM}")

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from generic_export.errors import DiskFullError, MissingTokenizerError, SourceError, UnknownArchitectureError
 from generic_export.files import is_disk_full
@@ -23,10 +23,8 @@ from t2n_llm.source.quantization import quantization_of
 from t2n_llm.source.reference import SourceRef, refuse_address
 from t2n_llm.source.source_card import CARD_NAME
 from t2n_llm.source.source_files import TOKENIZER_FILES, TOKENIZER_MODELS, hold_files
+from t2n_llm.source.vocoder import Vocoder
 from t2n_llm.source.wrapped_names import unwrapped
-
-if TYPE_CHECKING:
-    from t2n_llm.source.vocoder import Vocoder
 
 logger = logging.getLogger(__name__)
 
@@ -277,6 +275,12 @@ def fetch_folder(ref: SourceRef) -> tuple[Path, str | None]:
     """
     folder = _local_folder(ref.name)
     return _download(ref) if folder is None else (folder, None)
+
+
+def open_vocoder(ref: SourceRef) -> Vocoder:
+    """Open a vocoder, a hub id or a folder; see `Vocoder.of`."""
+    folder, revision = fetch_folder(ref)
+    return Vocoder.of(ref.name, folder, revision)
 
 
 @dataclass(frozen=True)

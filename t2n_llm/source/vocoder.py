@@ -1,6 +1,6 @@
 """A vocoder beside a model of spectrograms: a HiFi-GAN of its own, with a config and weights.
 
-In: a hub id or a folder. Out: a `Vocoder`; transformers has no Auto class for these, so its architecture names the class.
+In: a folder. Out: a `Vocoder`; transformers has no Auto class for these, so its architecture names the class.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any
 from generic_export.errors import SourceError, UnknownArchitectureError
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from t2n_llm.source.empty_model import ModelKind
-from t2n_llm.source.hub import fetch_folder
-from t2n_llm.source.reference import SourceRef
 
 _CLASSES = ("SpeechT5HifiGan", "FastSpeech2ConformerHifiGan")
 _CONFIG = "config.json"
@@ -50,35 +48,34 @@ class Vocoder:
         name = self.name if self.revision is not None else self.folder.resolve().name
         return {"name": name, "revision": self.revision}
 
+    @staticmethod
+    def of(name: str, folder: Path, revision: str | None) -> Vocoder:
+        """Open a vocoder; no weight is read.
 
-def open_vocoder(ref: SourceRef) -> Vocoder:
-    """Open a vocoder; no weight is read.
+        Args:
+            name: hub id or folder, as the user gave it.
+            folder, revision: what it stands for.
 
-    Raises:
-        SourceError: it cannot be found or read.
-        UnknownArchitectureError: it is none that is supported.
-        WeightError: its weights cannot be opened.
-    """
-    folder, revision = fetch_folder(ref)
-    try:
-        stated = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        architecture = str(stated["architectures"][0])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise SourceError(
-            f"{ref.name}: its {_CONFIG} names no vocoder.", "Use a vocoder such as microsoft/speecht5_hifigan."
-        ) from error
-    if architecture not in _CLASSES:
-        raise UnknownArchitectureError(
-            f"{ref.name}: {architecture} is no vocoder that is supported.", f"Supported: {', '.join(_CLASSES)}."
-        )
-    config = _class(architecture).config_class.from_dict(stated)
-    return Vocoder(ref.name, folder, revision, config, architecture, open_checkpoint(folder))
+        Raises:
+            SourceError: its config cannot be read.
+            UnknownArchitectureError: it is none that is supported.
+            WeightError: its weights cannot be opened.
+        """
+        try:
+            stated = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+            architecture = str(stated["architectures"][0])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise SourceError(
+                f"{name}: its {_CONFIG} names no vocoder.", "Use a vocoder such as microsoft/speecht5_hifigan."
+            ) from error
+        if architecture not in _CLASSES:
+            raise UnknownArchitectureError(
+                f"{name}: {architecture} is no vocoder that is supported.", f"Supported: {', '.join(_CLASSES)}."
+            )
+        import transformers
 
-
-def _class(architecture: str) -> Any:
-    import transformers
-
-    return getattr(transformers, architecture)
+        config = getattr(transformers, architecture).config_class.from_dict(stated)
+        return Vocoder(name, folder, revision, config, architecture, open_checkpoint(folder))
 
 
-__all__ = ["Vocoder", "open_vocoder"]
+__all__ = ["Vocoder"]

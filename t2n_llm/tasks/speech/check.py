@@ -17,8 +17,9 @@ import torch
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_values
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.reference import CHECK_TEXT
+from t2n_llm.tasks.speech.arrays import Draws, typical_speaker
 from t2n_llm.tasks.speech.family import SpeechFamily, Utterance, text_of
-from t2n_llm.tasks.speech.plan import DURATIONS, FRAMES, TEXT, Draws, SpeechPlan
+from t2n_llm.tasks.speech.plan import DURATIONS, FRAMES, TEXT, SpeechPlan
 from t2n_llm.tasks.speech.running import Forced, open_speech
 
 _LENGTHS = (7, 21)
@@ -77,11 +78,6 @@ def _uttered(family: SpeechFamily, model: Any, text: SpokenText, speaker: np.nda
     voice = torch.from_numpy(speaker) if speaker is not None else None
     spoken = family.spoken(model, torch.from_numpy(text.ids), voice, Draws(text.seed))
     return replace(spoken, made={**text_of(family, model, text.ids, speaker, text.seed), **spoken.made})
-
-
-def typical_speaker(plan: SpeechPlan) -> np.ndarray | None:
-    """Return the speaker of the check; None where there is one voice."""
-    return plan.speaker.typical(Draws(0)) if plan.speaker is not None else None
 
 
 def check_speech(

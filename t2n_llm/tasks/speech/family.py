@@ -20,7 +20,8 @@ from generic_export.errors import OptionError
 from kvcache.states.tensors import Slot, StateTensor
 from t2n_llm.source.empty_model import ModelKind, instantiate
 from t2n_llm.source.vocoder import Vocoder
-from t2n_llm.tasks.speech.plan import IDS, LENGTH, SPECTROGRAM, TOKENS, WAVEFORM, Draws, SpeechPlan, given_to
+from t2n_llm.tasks.speech.arrays import Draws, given_to
+from t2n_llm.tasks.speech.plan import IDS, LENGTH, SPECTROGRAM, TOKENS, WAVEFORM, SpeechPlan
 from t2n_llm.weights.f32_model import eager_model, refuse_invented
 
 TO_WAVEFORM = ModelKind("AutoModelForTextToWaveform", "text-to-audio model", "Choose another --task")

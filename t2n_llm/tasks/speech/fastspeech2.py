@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from generic_export.errors import OptionError
+from t2n_llm.tasks.speech.arrays import Draws
 from t2n_llm.tasks.speech.family import (
     TO_SPECTROGRAM,
     TO_WAVEFORM,
@@ -26,12 +27,12 @@ from t2n_llm.tasks.speech.plan import (
     FRAMES,
     IDS,
     LENGTH,
+    NEAREST,
     ROWS,
     SPECTROGRAM,
     TEXT,
     TOKENS,
     WAVEFORM,
-    Draws,
     Durations,
     Speaker,
     SpeechPlan,
@@ -71,7 +72,7 @@ class FastSpeech2(SpeechFamily):
         return SpeechPlan(
             sampling_rate=int(getattr(self._vocoder_config(), "sampling_rate", _RATE)),
             speaker=_speaker(config),
-            durations=Durations("nearest", config.speaking_speed),
+            durations=Durations(NEAREST, config.speaking_speed),
             most_tokens=_POSITIONS,
             most_frames=_POSITIONS,
         )

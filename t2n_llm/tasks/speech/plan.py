@@ -1,15 +1,13 @@
 """How the archives of a speech model connect, as data: what `export.json` records of them, and what a caller has to draw.
 
-In: a transformers config, or the record. Out: a `SpeechPlan`. Nothing here imports PyTorch.
+In: the record, or what a family says. Out: a `SpeechPlan`. `arrays` makes the values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import numpy as np
 
 TEXT, STEP, SPECTROGRAM, WAVEFORM = "text", "step", "spectrogram", "waveform"
 """Roles of the archives, in the order in which they run."""
@@ -24,22 +22,10 @@ TOKENS, LENGTH = "S", "F"
 """Symbols: tokens of the text, and frames."""
 
 NORMAL, KEPT = "normal", "kept"
-_UP = "up"
+"""Distributions of noise."""
 
-
-class Draws:
-    """Random numbers, the same for the same seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = np.random.default_rng(seed)
-
-    def normal(self, sizes: tuple[int, ...]) -> np.ndarray:
-        """Return f32 values of a standard normal distribution."""
-        return self._generator.standard_normal(sizes).astype(np.float32)
-
-    def kept(self, sizes: tuple[int, ...], share: float) -> np.ndarray:
-        """Return f32 values, 1 with the probability `share`, else 0."""
-        return (self._generator.random(sizes) < share).astype(np.float32)
+UP, NEAREST = "up", "nearest"
+"""How durations are rounded."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +44,6 @@ class Noise:
     distribution: str = NORMAL
     share: float = 1.0
 
-    def drawn(self, draws: Draws, sizes: Mapping[str, int]) -> np.ndarray:
-        """Return values f32.
-
-        Args:
-            draws: where they come from.
-            sizes: of the symbols.
-        """
-        shape = tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
-        values = draws.normal(shape) if self.distribution == NORMAL else draws.kept(shape, self.share)
-        return values * np.float32(self.scale)
-
 
 @dataclass(frozen=True)
 class Speaker:
@@ -84,10 +59,6 @@ class Speaker:
     count: int | None = None
     width: int | None = None
 
-    def typical(self, draws: Draws) -> np.ndarray:
-        """Return a speaker for a check: the last one, or a vector of random numbers."""
-        return np.array([(self.count or 1) - 1], np.int64) if self.width is None else draws.normal((1, self.width))
-
 
 @dataclass(frozen=True)
 class Durations:
@@ -100,20 +71,6 @@ class Durations:
 
     rounding: str
     scale: float = 1.0
-
-    def whole(self, durations: np.ndarray) -> np.ndarray:
-        """Return frames of each token, i64 [S].
-
-        Args:
-            durations: f32 [S], as the text's archive gives them.
-        """
-        scale = np.float32(self.scale)
-        if self.rounding == _UP:
-            frames = np.ceil(durations * scale)
-        else:
-            frames = np.round(np.maximum(np.round(durations), 0.0) * scale)
-        counts: np.ndarray = frames.astype(np.int64)
-        return counts if counts.any() else np.ones_like(counts)
 
 
 @dataclass(frozen=True)
@@ -176,29 +133,3 @@ class SpeechPlan:
             most_tokens=record.get("most_tokens"),
             most_frames=record.get("most_frames"),
         )
-
-
-def repeated(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return frames [1, F, D]: each of the rows [1, S, D] as often as its count i64 [S] says."""
-    return np.repeat(rows, counts, axis=1)
-
-
-def given_to(
-    names: Sequence[str],
-    plan: SpeechPlan,
-    known: Mapping[str, np.ndarray],
-    speaker: np.ndarray | None,
-    draws: Draws,
-    sizes: Mapping[str, int],
-) -> dict[str, np.ndarray]:
-    """Return the inputs of a part by name: what is known, the speaker, and noise, which is drawn in the order of the inputs.
-
-    Args:
-        names: of the inputs.
-        plan: says which of them are noise, and which is the speaker.
-        known, speaker: what is there.
-        draws, sizes: of the noise, and of its symbols.
-    """
-    voice = {plan.speaker.input: speaker} if plan.speaker is not None and speaker is not None else {}
-    noise = {name: plan.noise[name].drawn(draws, sizes) for name in names if name in plan.noise}
-    return {**known, **voice, **noise}

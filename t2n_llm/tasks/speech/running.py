@@ -18,6 +18,7 @@ from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import empty_shape
+from t2n_llm.tasks.speech.arrays import Draws, frames_of_tokens, given_to
 from t2n_llm.tasks.speech.plan import (
     DURATIONS,
     FRAME,
@@ -31,11 +32,8 @@ from t2n_llm.tasks.speech.plan import (
     TEXT,
     TOKENS,
     WAVEFORM,
-    Draws,
     SpeechPlan,
     Steps,
-    given_to,
-    repeated,
 )
 
 _FED, _GIVEN = "in_", "out_"  # how the names of a state begin, as an input and as an output
@@ -138,7 +136,7 @@ class SpeechModel:
         if self.plan.durations is None:
             raise ArchiveError("the plan of a speech model has neither durations nor steps.", "Export the model again.")
         durations = known[DURATIONS] if forced.durations is None else forced.durations
-        return repeated(known[ROWS], self.plan.durations.whole(durations[0]))
+        return np.repeat(known[ROWS], frames_of_tokens(self.plan.durations, durations[0]), axis=1)
 
     def _stepped(
         self,

@@ -17,6 +17,7 @@ from torch import nn
 from kvcache.states.tensors import BATCH, PAST, Slot, StateTensor
 from t2n_llm.check.cache_range import largest_values
 from t2n_llm.tasks.seq2seq.model import CROSS_KEY, CROSS_VALUE, pair_of_caches, states_of_pair
+from t2n_llm.tasks.speech.arrays import Draws, drawn
 from t2n_llm.tasks.speech.family import (
     TO_SPECTROGRAM,
     SpeechFamily,
@@ -37,7 +38,6 @@ from t2n_llm.tasks.speech.plan import (
     TEXT,
     TOKENS,
     WAVEFORM,
-    Draws,
     Noise,
     Speaker,
     SpeechPlan,
@@ -223,15 +223,15 @@ def _dropout_from(plan: SpeechPlan, draws: Draws) -> Iterator[None]:
     """Let each call of the prenet have masks of its own: all frames of a step get that of the last one, which alone is read."""
     rows: Iterator[np.ndarray] = iter(())
 
-    def drawn(like: torch.Tensor) -> torch.Tensor:
+    def masked(like: torch.Tensor) -> torch.Tensor:
         nonlocal rows
         row = next(rows, None)
         if row is None:
-            rows = iter(plan.noise[_DROPOUT].drawn(draws, {}))
+            rows = iter(drawn(plan.noise[_DROPOUT], draws, {}))
             row = next(rows)
         return torch.from_numpy(row).expand_as(like)
 
-    with _bernoulli(drawn):
+    with _bernoulli(masked):
         yield
 
 

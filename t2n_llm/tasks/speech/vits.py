@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from t2n_llm.compat import vits_replaced, vits_spline
+from t2n_llm.tasks.speech.arrays import Draws
 from t2n_llm.tasks.speech.family import TO_WAVEFORM, SpeechFamily, SpeechPart, Utterance, drawn_from
 from t2n_llm.tasks.speech.plan import (
     DURATIONS,
@@ -22,8 +23,8 @@ from t2n_llm.tasks.speech.plan import (
     ROWS,
     TEXT,
     TOKENS,
+    UP,
     WAVEFORM,
-    Draws,
     Durations,
     Noise,
     Speaker,
@@ -51,7 +52,7 @@ class Vits(SpeechFamily):
             sampling_rate=config.sampling_rate,
             noise=noise,
             speaker=Speaker(_SPEAKER, count=config.num_speakers) if config.num_speakers > 1 else None,
-            durations=Durations("up", 1.0 / config.speaking_rate),
+            durations=Durations(UP, 1.0 / config.speaking_rate),
         )
 
     def parts(self, network: Any) -> tuple[SpeechPart, ...]:

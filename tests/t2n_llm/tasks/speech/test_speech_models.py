@@ -15,12 +15,12 @@ from generic_export.errors import OptionError, SourceError, UnknownArchitectureE
 from t2n_llm import export_llm
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.revalidate import validate_folder
+from t2n_llm.source.hub import open_vocoder
 from t2n_llm.source.reference import SourceRef
-from t2n_llm.source.vocoder import open_vocoder
 from t2n_llm.tasks.names import TEXT_TO_AUDIO
-from t2n_llm.tasks.speech.check import typical_speaker
+from t2n_llm.tasks.speech.arrays import Draws, frames_of_tokens, typical_speaker
 from t2n_llm.tasks.speech.families import family_of
-from t2n_llm.tasks.speech.plan import Draws, Durations, SpeechPlan
+from t2n_llm.tasks.speech.plan import Durations, SpeechPlan
 from t2n_llm.tasks.speech.running import open_speech
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model, save_tiny_vocoder
 from tests.shared_folders import SharedFolders
@@ -168,7 +168,10 @@ def test_other_speech_models_are_refused() -> None:
 
 def test_durations_become_frames() -> None:
     up = Durations("up", 0.5)
-    assert up.whole(np.array([0.1, 2.0, 4.2], np.float32)).tolist() == [1, 1, 3]
+    assert frames_of_tokens(up, np.array([0.1, 2.0, 4.2], np.float32)).tolist() == [1, 1, 3]
     nearest = Durations("nearest", 1.5)
-    assert nearest.whole(np.array([-0.7, 0.5, 1.5, 2.6], np.float32)).tolist() == [0, 0, 3, 4]
-    assert nearest.whole(np.array([-0.7, 0.2], np.float32)).tolist() == [1, 1]  # else there would be no frame
+    assert frames_of_tokens(nearest, np.array([-0.7, 0.5, 1.5, 2.6], np.float32)).tolist() == [0, 0, 3, 4]
+    assert frames_of_tokens(nearest, np.array([-0.7, 0.2], np.float32)).tolist() == [
+        1,
+        1,
+    ]  # else there would be no frame
