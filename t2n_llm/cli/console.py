@@ -274,7 +274,7 @@ class Sink:
         origins = (
             ("--reference", manifest["source"], source),
             ("--adapter", manifest["adapter"], adapter),
-            ("--vocoder", manifest.get("vocoder"), vocoder),
+            ("--vocoder", manifest.get("vocoder", {}), vocoder),
         )
         places = [
             f"{flag} {shlex.quote(place)}" for flag, record, place in origins if place and record["revision"] is None

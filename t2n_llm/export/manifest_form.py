@@ -24,7 +24,7 @@ FileName = Annotated[str, _FILE]
 
 
 class SourceRecord(TypedDict, total=False):
-    """Where the model comes from."""
+    """Where the model comes from, or its vocoder."""
 
     name: str
     revision: str | None
@@ -91,13 +91,6 @@ class AdapterRecord(TypedDict, total=False):
     name: str
     revision: str | None
     sha256: str
-
-
-class VocoderRecord(TypedDict):
-    """The vocoder beside the model."""
-
-    name: str
-    revision: str | None
 
 
 class RecipeRecord(TypedDict, total=False):
@@ -332,7 +325,7 @@ class ExportManifest(_Manifest, total=False):
     encoder_decoder: ConnectionRecord
     frontend: FrontEndRecord
     speech: SpeechPlan
-    vocoder: VocoderRecord | None
+    vocoder: SourceRecord | None
     schema_version: int
     export_format: str
     components: dict[str, ComponentRecord]
@@ -488,15 +481,8 @@ def _kind(value: Any) -> str:
 
 
 def _word(kind: Any) -> str:
-    words = {
-        NoneType: "null",
-        dict: "a table",
-        list: "a list",
-        str: "text",
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-    }
+    words = {NoneType: "null", dict: "a table", list: "a list", str: "text", bool: "true or false"}
+    words |= {int: "a whole number", float: "a number"}
     return words.get(get_origin(kind) or kind, "a table")
 
 

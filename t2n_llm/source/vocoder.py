@@ -46,7 +46,7 @@ class Vocoder:
     def recorded(self) -> dict[str, Any]:
         """Return the entry of `export.json`; of a folder only its own name."""
         name = self.name if self.revision is not None else self.folder.resolve().name
-        return {"name": name, "revision": self.revision}
+        return {"name": name, "revision": self.revision, "architecture": self.architecture}
 
     @staticmethod
     def of(name: str, folder: Path, revision: str | None) -> Vocoder:

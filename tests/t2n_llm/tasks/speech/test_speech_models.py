@@ -104,7 +104,7 @@ def test_a_vocoder_beside_the_model(exported: Callable[[str], Exported]) -> None
     manifest = read_manifest(made.folder)
     assert list(manifest["archives"]) == ["text", "step", "spectrogram", "waveform"]
     assert manifest["source"]["model_type"] == "speecht5"
-    assert manifest["vocoder"] == {"name": "vocoder", "revision": None}
+    assert manifest["vocoder"] == {"name": "vocoder", "revision": None, "architecture": "SpeechT5HifiGan"}
     with pytest.raises(SourceError, match="local vocoder"):
         validate_folder(made.folder, str(made.model))
     assert validate_folder(made.folder, SourceRef(str(made.model)), options=_validating(made)).passed
