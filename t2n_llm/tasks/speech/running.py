@@ -5,9 +5,9 @@ In: archives and the plan that connects them. Out: f32 [samples]. `t2n-llm gener
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from generic_export.errors import ArchiveError, OptionError
 from generic_export.read.outline import read_outline
 from generic_export.read.reading import read_graph_text, signature_of
-from t2n_llm.check.answers import Answerer, open_answerer
+from t2n_llm.check.answers import Answerer, OpenTurns, open_answerer, open_turns
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import empty_shape
 from t2n_llm.tasks.speech.arrays import Draws, frames_of_tokens, given_to
@@ -36,7 +36,7 @@ from t2n_llm.tasks.speech.plan import (
     Steps,
 )
 
-_FED, _GIVEN = "in_", "out_"  # how the names of a state begin, as an input and as an output
+_STATE = "in_cache_"  # how the names of inputs begin that are states
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,11 @@ class SpeechArchive:
     Attributes:
         asked: the archive.
         inputs, outputs: of its graph, in order.
-        states: what is fed back, as it is before the first call, by name of the input.
     """
 
     asked: Answerer
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    states: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def run(self, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs by name.
@@ -61,6 +59,36 @@ class SpeechArchive:
             known: its inputs by name, and others.
         """
         return dict(zip(self.outputs, self.asked.answer([known[name] for name in self.inputs]), strict=True))
+
+
+@dataclass(frozen=True)
+class StepArchive:
+    """The archive of a step in an engine.
+
+    Attributes:
+        begin: begins the steps of a text.
+        inputs, outputs: of its graph, in order; the states are the last ones.
+        states: before the first step.
+    """
+
+    begin: OpenTurns
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    states: tuple[np.ndarray, ...]
+
+    def about(
+        self, told: Mapping[str, np.ndarray], varying: Collection[str]
+    ) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+        """Return a function from the inputs of a step by name to its outputs, without the states.
+
+        Args:
+            told: what all steps of a text have, by name, and others.
+            varying: names of the inputs that each step is given.
+        """
+        named = self.inputs[: len(self.inputs) - len(self.states)]
+        given = [name for name in named if name in varying]
+        turn = self.begin({name: told[name] for name in named if name not in varying}, self.states)
+        return lambda known: dict(zip(self.outputs, turn([known[name] for name in given]), strict=False))
 
 
 @dataclass(frozen=True)
@@ -82,11 +110,13 @@ class SpeechModel:
 
     Attributes:
         plan: how they connect.
-        archives: by role, in the order in which they run.
+        archives: by role, all but that of a step.
+        step: that one, or None.
     """
 
     plan: SpeechPlan
     archives: Mapping[str, SpeechArchive]
+    step: StepArchive | None = None
 
     def spoken(
         self, ids: np.ndarray, speaker: np.ndarray | None, draws: Draws, forced: Forced | None = None
@@ -147,13 +177,15 @@ class SpeechModel:
         forced: Forced,
     ) -> dict[str, np.ndarray]:
         """Return frames [1, F, D] and stop probabilities [steps]; a step reads the last frame, and the states after it."""
-        frame = np.zeros((1, 1, steps.width), np.float32)
-        states, made, stops = dict(self.archives[STEP].states), list[np.ndarray](), list[float]()
+        if self.step is None:
+            raise ArchiveError("a speech model has steps, and no archive of one.", "Export the model again.")
+        varying = (FRAME, *self.plan.noise)
+        run = self.step.about(given_to((), self.plan, known, speaker, draws, {}), varying)
+        frame, made, stops = np.zeros((1, 1, steps.width), np.float32), list[np.ndarray](), list[float]()
         while not self._ended(steps, known[IDS].shape[1], made, stops, forced):
-            out = self._run(STEP, {**known, FRAME: frame, **states}, speaker, draws, {})
+            out = run(given_to(self.step.inputs, self.plan, {FRAME: frame}, None, draws, {}))
             made.append(out[FRAMES])
             stops.append(float(out[STOP][0]))
-            states = {name: out[name.replace(_FED, _GIVEN, 1)] for name in states}
             last = sum(frames.shape[1] for frames in made)
             source = out[FRAMES] if forced.frames is None else forced.frames[:, :last]
             frame = source[:, -1:]
@@ -183,18 +215,21 @@ def open_speech(
         EngineError: the engine is not installed, or refuses an archive.
     """
     with ExitStack() as stack:
-        opened = {}
+        opened, step = {}, None
         for role, path in archives.items():
-            text = read_graph_text(path)
-            names = signature_of(text)
-            states = {
-                each.name: np.zeros(empty_shape(each.shape), np.float32)
-                for each in read_outline(text).externals
-                if each.name.startswith(_FED)
-            }
-            answerer = stack.enter_context(open_answerer(path, engine))
-            opened[role] = SpeechArchive(answerer, tuple(names.inputs), tuple(names.outputs), states)
-        yield SpeechModel(plan, opened)
+            names = signature_of(read_graph_text(path))
+            inputs, outputs = tuple(names.inputs), tuple(names.outputs)
+            if role == STEP:
+                step = StepArchive(stack.enter_context(open_turns(path, engine)), inputs, outputs, _first_states(path))
+            else:
+                opened[role] = SpeechArchive(stack.enter_context(open_answerer(path, engine)), inputs, outputs)
+        yield SpeechModel(plan, opened, step)
+
+
+def _first_states(archive: Path) -> tuple[np.ndarray, ...]:
+    """Return the states of an archive before the first step: without a position."""
+    externals = read_outline(read_graph_text(archive)).externals
+    return tuple(np.zeros(empty_shape(each.shape), np.float32) for each in externals if each.name.startswith(_STATE))
 
 
 __all__ = ["Forced", "SpeechModel", "open_speech"]
