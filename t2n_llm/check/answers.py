@@ -15,9 +15,10 @@ import numpy as np
 
 from generic_export.inference_target.tract.engines.asking import ask_cli
 from generic_export.inference_target.tract.engines.cli import TractCli
-from generic_export.inference_target.tract.engines.engine import LoadedModel
+from generic_export.inference_target.tract.engines.engine import IoFact, LoadedModel
 from generic_export.inference_target.tract.engines.features import DEFAULT_REGISTRIES
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
+from generic_export.read.outline import read_outline
 from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm.check.engines import chosen_engine
 from t2n_llm.check.options import EngineOptions
@@ -60,12 +61,13 @@ class CliAnswerer:
     def __init__(self, engine: TractCli, archive: Path) -> None:
         self.engine_name, self.engine_version = engine.name, engine.version
         self._engine, self._archive = engine, archive
+        externals = read_outline(read_graph_text(archive)).externals
+        self._inputs = [IoFact(each.name, each.datum_type, each.shape) for each in externals]
 
     def answer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """See `Answerer.answer`."""
-        return [
-            _widened(array) for array in ask_cli(self._engine, self._archive, inputs, registries=DEFAULT_REGISTRIES)
-        ]
+        given = [as_fact(fact, array) for fact, array in zip(self._inputs, inputs, strict=True)]
+        return [_widened(array) for array in ask_cli(self._engine, self._archive, given, registries=DEFAULT_REGISTRIES)]
 
 
 @contextmanager

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from generic_export.errors import OptionError, SourceError, UnknownArchitectureError
+from generic_export.inference_target.tract.releases.install import find_tract_cli
 from t2n_llm import export_llm
 from t2n_llm.export.folder import read_manifest
+from t2n_llm.export.options import ValidateOptions
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.source.hub import open_vocoder
 from t2n_llm.source.reference import SourceRef
@@ -107,13 +109,17 @@ def test_a_vocoder_beside_the_model(exported: Callable[[str], Exported]) -> None
     assert manifest["vocoder"] == {"name": "vocoder", "revision": None, "architecture": "SpeechT5HifiGan"}
     with pytest.raises(SourceError, match="local vocoder"):
         validate_folder(made.folder, str(made.model))
-    assert validate_folder(made.folder, SourceRef(str(made.model)), options=_validating(made)).passed
+    assert validate_folder(made.folder, str(made.model), options=ValidateOptions.of(vocoder=str(made.vocoder))).passed
 
 
-def _validating(made: Exported):  # type: ignore[no-untyped-def]
-    from t2n_llm.export.options import ValidateOptions
-
-    return ValidateOptions.of(vocoder=str(made.vocoder))
+def test_the_command_line_engine_agrees_too(exported: Callable[[str], Exported], tmp_path: Path) -> None:
+    if find_tract_cli() is None:
+        pytest.skip("the tract command is not installed")
+    made = exported(_SPEECHT5)
+    options = {"require_tokenizer": False, "vocoder": str(made.vocoder), "check": False}
+    folder = export_llm(made.model, tmp_path / "out", **options).output_dir  # caches in f16, which no npz file holds
+    with_command = ValidateOptions.of(vocoder=str(made.vocoder), engine="cli")
+    assert validate_folder(folder, str(made.model), options=with_command).passed
 
 
 def test_a_model_of_spectrograms_needs_a_vocoder(exported: Callable[[str], Exported], tmp_path: Path) -> None:
