@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from t2n_llm.tasks.heads.table import HEADS, Head, Reads  # noqa: E402
-from t2n_llm.tasks.names import SEQUENCE_CLASSIFICATION, TASKS, TEXT_GENERATION  # noqa: E402
+from t2n_llm.tasks.names import SEQUENCE_CLASSIFICATION, TASKS, TEXT_GENERATION, TEXT_TO_AUDIO  # noqa: E402
 from t2n_llm.zoo.history import Run, read_results  # noqa: E402
 from t2n_llm.zoo.tables import replace_table  # noqa: E402
 from t2n_llm.zoo.tasks import ZOO_TASKS, architectures  # noqa: E402
@@ -56,6 +56,8 @@ def _row(name: str, run: Run) -> Iterator[str]:
 
 def _page(name: str) -> str:
     """Return a link to the page of a task that has several archives."""
+    if name == TEXT_TO_AUDIO:
+        return "[text to speech](text-to-speech.md)"
     multimodal = name in ("image-text-to-text", "audio-text-to-text")
     return "[multimodal](multimodal.md)" if multimodal else "[encoder-decoder](encoder-decoders.md)"
 

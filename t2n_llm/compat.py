@@ -35,6 +35,41 @@ def mark_special_tokens(tokenizer: Any, template: str, messages: Sequence[Any]) 
     return list(marked[0])
 
 
+# --- transformers: VITS ---------------------------------------------------------------------------------
+
+
+def vits_spline(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the spline of values that are all inside of its interval, and log determinants."""
+    from transformers.models.vits.modeling_vits import _rational_quadratic_spline
+
+    made: tuple[torch.Tensor, torch.Tensor] = _rational_quadratic_spline(*inputs)
+    return made
+
+
+@contextmanager
+def vits_replaced(
+    spline: Callable[..., Any], gated: Callable[..., Any], positions: Callable[..., Any]
+) -> Iterator[None]:
+    """Replace what VITS decides by values, and by the length of a text, for the length of the block.
+
+    Args:
+        spline: of values inside and outside of its interval.
+        gated: the activation of its convolutions.
+        positions: relative embeddings for a length, a method of its attention.
+    """
+    from transformers.models.vits import modeling_vits
+
+    with ExitStack() as stack:
+        for owner, name, replacement in (
+            (modeling_vits, "_unconstrained_rational_quadratic_spline", spline),
+            (modeling_vits, "fused_add_tanh_sigmoid_multiply", gated),
+            (modeling_vits, "torch_compilable_check", lambda *_, **__: None),
+            (modeling_vits.VitsAttention, "_get_relative_embeddings", positions),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, replacement))
+        yield
+
+
 # --- transformers: what a model's class says -------------------------------------------------------
 
 

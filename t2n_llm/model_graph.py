@@ -84,6 +84,7 @@ class ModelGraph:
         engine_states: tensors that the engine keeps between calls.
         handed: keys and values that one archive passes to another, name -> example shape; stored like caches.
         from_checkpoint: whether the tensors are weights; a front end has constants only.
+        checkpoint: the files of the weights, where these are not the source's own (a vocoder).
 
         captured: set by `capture_model`.
         parameters: where the values of each parameter are; set by `with_parameters`.
@@ -108,6 +109,7 @@ class ModelGraph:
     engine_states: tuple[StateTensor, ...] = ()
     handed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     from_checkpoint: bool = True
+    checkpoint: Checkpoint | None = None
 
     captured: TorchModuleIRGraph | None = None
     parameters: ParameterSources | None = None

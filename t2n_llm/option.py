@@ -42,6 +42,7 @@ class Panel(Enum):
     FIRST = "Options"
     SAMPLING = "Sampling"
     ENCODER_DECODER = "Encoder-decoders"
+    SPEECH = "Speech"
     SOURCE = "Source"
     GRAPH = "Graph and numerics"
     COMPRESSION = "Compression"

@@ -234,9 +234,15 @@ class Sink:
             self._err.print(f" [bold]hint:[/bold] {_line(error.hint)}")
 
     def exported(
-        self, result: ExportResult, pushed: PushResult | None = None, *, source: str, adapter: str | None = None
+        self,
+        result: ExportResult,
+        pushed: PushResult | None = None,
+        *,
+        source: str,
+        adapter: str | None = None,
+        vocoder: str | None = None,
     ) -> None:
-        """Print the outcome of an export of a source, with an adapter or without, and of sending it to the hub."""
+        """Print the outcome of an export of a source, with or without an adapter and a vocoder, and of sending it to the hub."""
         manifest = result.manifest
         if self.mode is OutputMode.JSON:
             record = {**manifest, "output_dir": str(result.output_dir), "archive": str(result.archive)}
@@ -265,13 +271,19 @@ class Sink:
             self._out.print(f"{title:9s} {escape(str(path))}{size}")
         folder = escape(shlex.quote(str(result.output_dir)))
         # export.json names no folder of this machine.
-        origins = (("--reference", manifest["source"], source), ("--adapter", manifest["adapter"], adapter))
+        origins = (
+            ("--reference", manifest["source"], source),
+            ("--adapter", manifest["adapter"], adapter),
+            ("--vocoder", manifest.get("vocoder", {}), vocoder),
+        )
         places = [
             f"{flag} {shlex.quote(place)}" for flag, record, place in origins if place and record["revision"] is None
         ]
         if places:
             self._out.print(f"check it  t2n-llm validate {folder} {escape(' '.join(places))}")
-        if manifest["task"] in TRIED and "tokenizer.json" in manifest["copied_files"]:
+        from t2n_llm.source.source_files import TOKENIZER_MODELS
+
+        if manifest["task"] in TRIED and not TOKENIZER_MODELS.isdisjoint(manifest["copied_files"]):
             self._out.print(f"try it    t2n-llm generate {folder} {TRIED[manifest['task']]}")
         if pushed is not None:
             self.say(f"pushed    {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit}")

@@ -75,7 +75,7 @@ def export(
             return
         result = export_llm(model, output, options=options, reporter=sink)
         pushed = _pushed(result.output_dir, request, sink) if request is not None else None
-    sink.exported(result, pushed, source=source, adapter=options.adapter)
+    sink.exported(result, pushed, source=source, adapter=options.adapter, vocoder=options.vocoder)
 
 
 def _push_request(repository: str | None, public: bool, token: str | None, checked: bool) -> PushRequest | None:
@@ -154,6 +154,7 @@ def verify(
         typer.Option(help="Original, for --deep; default: the recorded hub id."),
     ] = None,
     adapter: Annotated[str | None, typer.Option(metavar="PATH", help="The merged adapter, for --deep.")] = None,
+    vocoder: Annotated[str | None, typer.Option(metavar="PATH", help="The vocoder, for --deep.")] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -164,14 +165,16 @@ def verify(
     with open_sink(as_json, quiet) as sink:
         from t2n_llm.export.verify import export_folder, verify_export
 
-        if not deep and (reference is not None or adapter is not None):
-            raise OptionError("--reference and --adapter require --deep.", "Add --deep, or omit them.")
+        if not deep and any(given is not None for given in (reference, adapter, vocoder)):
+            raise OptionError("--reference, --adapter and --vocoder require --deep.", "Add --deep, or omit them.")
         report = verify_export(path, sink.progress)
         if deep:
             quiet_libraries(sink)
             from t2n_llm.export.against_source import compare_with_source
 
-            compared = compare_with_source(export_folder(path), reference, adapter=adapter, reporter=sink)
+            compared = compare_with_source(
+                export_folder(path), reference, adapter=adapter, vocoder=vocoder, reporter=sink
+            )
             report = replace(report, source=compared)
     sink.verified(report)
     if not report.passed:

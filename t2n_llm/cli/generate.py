@@ -1,4 +1,4 @@
-"""`t2n-llm generate`: text from an export, streamed: of a prompt, or of a text, a recording or a picture."""
+"""`t2n-llm generate`: text from an export, streamed: of a prompt, or of a text, a recording or a picture; or speech of a text."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from t2n_llm.runtime.generate import ExportedModel
 
 _SOURCES = Panel.ENCODER_DECODER.value
+_SPEECH = Panel.SPEECH.value
 _MOST_NEW_TOKENS = 128  # of a text that is made of a source
 _GUESSED_TOKENS = 2  # more were not faster (docs/measurements/speed.md#prompt-lookup)
 
@@ -47,6 +48,7 @@ class _Asked:
         language, translate, timestamps, beams: about encoder-decoders only.
         guessed_tokens: of prompt lookup, at once; None without it.
         max_new_tokens, chat, variables, prefill_chunk, device: see the options.
+        output, speaker: of speech.
     """
 
     prompt: str | None
@@ -63,6 +65,8 @@ class _Asked:
     variables: Mapping[str, Any]
     prefill_chunk: int | None
     device: str
+    output: Path | None
+    speaker: str | None
 
 
 @takes_options
@@ -122,6 +126,21 @@ def generate(
     chat: ChatTemplateOption = True,
     template_kwargs: TemplateVariablesOption = None,
     prefill_chunk: PrefillChunkOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="WAV file to write (speech models).",
+            rich_help_panel=_SPEECH,
+        ),
+    ] = None,
+    speaker: Annotated[
+        str | None,
+        typer.Option(metavar="N|FILE", help="Speaker: a number, or a vector in an .npy file.", rich_help_panel=_SPEECH),
+    ] = None,
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
 ) -> None:
@@ -146,10 +165,13 @@ def generate(
     guessed = (prompt_lookup_tokens or _GUESSED_TOKENS) if prompt_lookup else None
     asked = _Asked(
         *(prompt, system, audio, image, language, translate, timestamps, beams, guessed),
-        *(max_new_tokens, chat, variables, prefill_chunk, device),
+        *(max_new_tokens, chat, variables, prefill_chunk, device, output, speaker),
     )
     with open_sink(as_json) as sink, ExitStack() as stack:
         quiet_libraries(sink, answers=True)
+        if _speaks(archive):
+            _speak(archive, sampling, asked, sink)
+            return
         pieces: list[str] = []
         made = _text_of(archive, sampling, asked, sink, stack)
         for piece in made:
@@ -194,6 +216,33 @@ def _read(read: Callable[[], str], name: str) -> str:
     return text.rstrip("\r\n")
 
 
+def _speaks(archive: Path) -> bool:
+    """Say whether an export makes speech."""
+    from t2n_llm.export.folder import read_any_manifest
+    from t2n_llm.runtime.generate import export_folder
+    from t2n_llm.tasks.names import TEXT_TO_AUDIO, recorded_task
+
+    return recorded_task(read_any_manifest(export_folder(archive))) == TEXT_TO_AUDIO
+
+
+def _speak(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> None:
+    """Write the speech of a text."""
+    from t2n_llm.runtime.generate import export_folder
+    from t2n_llm.runtime.speech import SpeakingModel
+    from t2n_llm.tasks.media.sound import write_waveform
+
+    if asked.prompt is None or asked.output is None:
+        raise OptionError(f"{archive} makes speech of a text.", "Pass a text, and --output FILE.wav.")
+    model = SpeakingModel.open(export_folder(archive), device=asked.device)
+    sink.waiting(f"Speaking with {archive.name}")
+    waveform = model.spoken(asked.prompt, speaker=asked.speaker, seed=sampling.seed or 0)
+    rate = model.plan.sampling_rate
+    write_waveform(asked.output, waveform, rate)
+    seconds = len(waveform) / rate
+    sink.say(f"{asked.output}: {seconds:.2f} s at {rate} Hz")
+    sink.record({"prompt": asked.prompt, "file": str(asked.output), "seconds": seconds, "sampling_rate": rate})
+
+
 def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> Iterable[str]:
     """Return the text that an export makes; the stack keeps its engine."""
     from t2n_llm.export.folder import read_any_manifest
@@ -207,6 +256,8 @@ def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack
         raise OptionError(f"{archive} was exported for {task}.", "Omit --template-kwargs.")
     if asked.system is not None and task in (*WITH_SOURCES, CTC):
         raise OptionError(f"{archive} was exported for {task}.", "Omit --system.")
+    if asked.output is not None or asked.speaker is not None:
+        raise OptionError(f"{archive} was exported for {task}.", "Omit --output and --speaker.")
     if task in WITH_SOURCES:
         return _of_source(archive, sampling, asked, sink)
     if asked.beams is not None or asked.language is not None or asked.translate or asked.timestamps:

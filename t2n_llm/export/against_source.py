@@ -36,6 +36,7 @@ def compare_with_source(
     reference: str | SourceRef | None = None,
     *,
     adapter: str | None = None,
+    vocoder: str | None = None,
     reporter: Reporter | None = None,
 ) -> SourceComparison:
     """Compare what an export recorded of its tensors with what its source gives.
@@ -44,6 +45,7 @@ def compare_with_source(
         folder: made by `export_llm`; `verify_export` says whether its files are what was recorded.
         reference: hub id or folder of the original; None takes the hub id that is recorded.
         adapter: the one that was merged, where its place is not recorded.
+        vocoder: likewise the one beside the model.
         reporter: told what happens; None logs.
 
     Raises:
@@ -56,7 +58,7 @@ def compare_with_source(
     require_whole(folder, manifest)
     ref, reporter = SourceRef.of(reference or ""), reporter or LogReporter()
     options = _options(folder, manifest)
-    source = as_loaded(open_original(folder, manifest, ref), task_of(options.task).network, reporter.warn)
+    source = as_loaded(open_original(folder, manifest, ref, vocoder), task_of(options.task).network, reporter.warn)
     merged = open_recorded_adapter(manifest.get("adapter"), adapter, ref.token)
     left = _chosen_by_calibration(manifest)
     tensors = size = 0

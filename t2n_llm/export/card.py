@@ -18,6 +18,7 @@ from t2n_llm.export.recorded import graph_options_of
 from t2n_llm.graph.interface import recorded_states
 from t2n_llm.model_graph import MODEL_ROLE
 from t2n_llm.source.source_card import SourceCard
+from t2n_llm.source.source_files import TOKENIZER_MODELS
 from t2n_llm.tasks.frontends.frontend import FRONTEND
 from t2n_llm.tasks.names import (
     AUDIO_FRAME_CLASSIFICATION,
@@ -28,6 +29,7 @@ from t2n_llm.tasks.names import (
     SPEECH_RECOGNITION,
     TEXT_CLASSIFICATION,
     TEXT_GENERATION,
+    TEXT_TO_AUDIO,
     TEXT_TO_TEXT,
     TIME_SERIES,
     UNIVERSAL_SEGMENTATION,
@@ -54,6 +56,7 @@ _TOKENIZED = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 _MOST_TENSORS = 12  # of inputs, and of outputs
 _SYMBOLS: Mapping[str, str] = {
     "B": "batch size",
+    "F": "frames",
     "S": "new tokens, at least 1",
     "P": "past tokens, 0 in the first call",
 }
@@ -234,6 +237,8 @@ class ModelCard:
             return _LANGUAGE_MODEL
         if self.task in WITH_SOURCES:
             return _ENCODER_DECODER
+        if self.task == TEXT_TO_AUDIO:
+            return _SEVERAL
         runs = all(each.example() is not None for each in self.given)
         return _SINGLE_PASS if not self.main.outputs[0].back and runs and not self.keeps_caches else _SEVERAL
 
@@ -267,6 +272,11 @@ class ModelCard:
     def tokenizer(self) -> bool:
         """Whether there is a tokenizer that the tokenizers library reads."""
         return any(file.name == "tokenizer.json" for file in self.files)
+
+    @property
+    def makes_tokens(self) -> bool:
+        """Whether there is a tokenizer, of any kind."""
+        return any(file.name in TOKENIZER_MODELS for file in self.files)
 
     @property
     def reads_texts(self) -> bool:
@@ -415,7 +425,8 @@ def _recorded(manifest: Mapping[str, Any]) -> dict[str, CardTensor]:
         )
         found[state.output_name] = CardTensor(state.output_name, state.dtype, shape, state.input_name)
     vocabulary = manifest["model"].get("vocab_size")
-    if not tensors and vocabulary is not None and graph["outputs"]:
+    makes_logits = recorded_task(manifest) != TEXT_TO_AUDIO
+    if not tensors and makes_logits and vocabulary is not None and graph["outputs"]:
         logits = graph["outputs"][0]
         kept = str(options.num_logits_to_keep or "S")
         found.setdefault(logits, CardTensor(logits, options.computes_in, (batch, kept, str(vocabulary))))

@@ -72,7 +72,7 @@ def _subject(job: ExportJob, graphs: Sequence[ModelGraph]) -> CheckSubject:
     options, main, parts = job.options, graphs[-1], weighted(graphs)
     return CheckSubject(
         source=job.source,
-        network=main.network,
+        network=parts[0].network,
         options=options.graph,
         symbols=main.document.symbols,
         needed=lambda: frozenset(variable.parameter for part in parts for variable in part.document.variables),

@@ -68,7 +68,7 @@ def _with_parameters(job: ExportJob, graph: ModelGraph) -> ModelGraph:
     if not graph.from_checkpoint:
         return graph.with_parameters()
     updates = job.adapter.updates(graph.network) if job.adapter is not None else None
-    return graph.with_parameters(job.checkpoint, updates)
+    return graph.with_parameters(graph.checkpoint or job.checkpoint, updates)
 
 
 def _with_ranges(job: ExportJob, graphs: Sequence[ModelGraph]) -> list[ModelGraph]:

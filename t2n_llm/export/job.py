@@ -38,7 +38,7 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.option import made, options_of
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.adapter import Adapter, open_adapter
-from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.hub import ModelSource, open_source, open_vocoder
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.auto import choose_task
 from t2n_llm.tasks.protocol import Task
@@ -83,7 +83,8 @@ class ExportJob:
     def files(self) -> tuple[HeldFile, ...]:
         """The files of the source that the export reads; of a GGUF file the weights alone, whose configs this project writes."""
         beside = self.source.held if self.source.gguf is None else ()
-        return (*beside, *self.checkpoint.held, *(self.adapter.held if self.adapter is not None else ()))
+        vocoder = self.source.vocoder.checkpoint.held if self.source.vocoder is not None else ()
+        return (*beside, *self.checkpoint.held, *vocoder, *(self.adapter.held if self.adapter is not None else ()))
 
     @property
     def recorded_adapter(self) -> Mapping[str, Any] | None:
@@ -139,6 +140,8 @@ def open_job(
         options = replace(options, task=task.name, require_tokenizer=options.require_tokenizer and task.reads_text)
         stack.enter_context(suggest_diagnosis(ref, options.graph.computes_in, possible=task.diagnosed))
         model = open_source(ref, require_tokenizer=options.require_tokenizer, tell=reporter.stage)
+        if options.vocoder is not None:
+            model = replace(model, vocoder=open_vocoder(SourceRef(options.vocoder, token=ref.token)))
         target = Path(output_dir) if output_dir is not None else Path(model.short_name)
         _claim(target, options.force, reporter, dry)
         stack.enter_context(report_stale_exports(target))

@@ -66,7 +66,7 @@ def describe_export(job: ExportJob, stored: Sequence[StoredGraph], archives: Map
     graphs = [each.model for each in stored]
     interfaces = job.task.interface(source, weighted(graphs), options.graph)
     described: Manifest = {
-        **origin(source, options, main.network),
+        **origin(source, options, weighted(graphs)[0].network),
         **described_with(front_of(graphs), interfaces),
         "adapter": job.recorded_adapter,
         "archive": archives[main.role].path.name,

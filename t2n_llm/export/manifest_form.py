@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from generic_export.errors import ArchiveError
+from t2n_llm.tasks.speech.plan import SpeechPlan
 
 _LONGEST_NAME = 255  # bytes, of a file
 _LARGEST = 1 << 63  # no number that an export writes is larger
@@ -23,7 +24,7 @@ FileName = Annotated[str, _FILE]
 
 
 class SourceRecord(TypedDict, total=False):
-    """Where the model comes from."""
+    """Where the model comes from, or its vocoder."""
 
     name: str
     revision: str | None
@@ -323,6 +324,8 @@ class ExportManifest(_Manifest, total=False):
     files: dict[FileName, DigestRecord]
     encoder_decoder: ConnectionRecord
     frontend: FrontEndRecord
+    speech: SpeechPlan
+    vocoder: SourceRecord | None
     schema_version: int
     export_format: str
     components: dict[str, ComponentRecord]
@@ -478,15 +481,8 @@ def _kind(value: Any) -> str:
 
 
 def _word(kind: Any) -> str:
-    words = {
-        NoneType: "null",
-        dict: "a table",
-        list: "a list",
-        str: "text",
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-    }
+    words = {NoneType: "null", dict: "a table", list: "a list", str: "text", bool: "true or false"}
+    words |= {int: "a whole number", float: "a number"}
     return words.get(get_origin(kind) or kind, "a table")
 
 

@@ -11,7 +11,7 @@ from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.option import Panel, made, option, options, refuse_invalid
-from t2n_llm.tasks.names import AUTO, KEEPING_CACHES, TASKS, TEXT_GENERATION, task_named
+from t2n_llm.tasks.names import AUTO, KEEPING_CACHES, TASKS, TEXT_GENERATION, TEXT_TO_AUDIO, task_named
 
 # Options that decide what happens around the archive, and nothing in it.
 _OUTSIDE_THE_ARCHIVE = (
@@ -40,6 +40,9 @@ class ExportOptions:
     allow_nonfinite: bool = option(False, "Export NaN and infinite weights.", Panel.CHECK)
     force: bool = option(False, "Replace an existing export.")
     adapter: str | None = option(None, "LoRA or DoRA to merge: hub id or folder.", metavar="PATH")
+    vocoder: str | None = option(
+        None, "Vocoder of a spectrogram model: hub id or folder.", Panel.SOURCE, metavar="PATH"
+    )
     require_tokenizer: bool = option(True, "Require a tokenizer.", Panel.SOURCE, flags=("--tokenizer/--no-tokenizer",))
     checking: CheckingOptions = options(CheckingOptions)
     archive: str = option(
@@ -56,6 +59,8 @@ class ExportOptions:
         self._refuse_memory_without_use()
         if self.task not in (AUTO, *KEEPING_CACHES) and self.graph.engine_keeps_cache:
             raise OptionError(f"--stateful and --kv-cache do not apply to --task {self.task}.", "Omit them.")
+        if self.task not in (AUTO, TEXT_TO_AUDIO) and self.vocoder is not None:
+            raise OptionError(f"--vocoder applies to the task {TEXT_TO_AUDIO!r}, not to {self.task!r}.", "Omit it.")
         if self.task not in (AUTO, TEXT_GENERATION) and self.graph.window_cache:
             raise OptionError(
                 f"--window-cache applies to the task {TEXT_GENERATION!r}, not to {self.task!r}.", "Omit it."
@@ -112,6 +117,7 @@ class ValidateOptions:
     adapter: str | None = option(
         None, "The merged adapter; default: the recorded hub id.", Panel.SOURCE, metavar="PATH"
     )
+    vocoder: str | None = option(None, "The vocoder; default: the recorded hub id.", Panel.SOURCE, metavar="PATH")
     checking: CheckingOptions = options(CheckingOptions)
     device: str = option("cpu", "Device: cpu, cuda or metal.", metavar="DEVICE")
     atol: float | None = option(None, "Absolute tolerance of logits.", Panel.CHECK, minimum=0.0)

@@ -146,7 +146,8 @@ def _write(job: ExportJob, staging: Path, stored: StoredGraph) -> WrittenArchive
     """Stream one archive into the folder."""
     model = stored.model
     factors = {each.label: each.factor for each in model.document.variables if each.factor != 1.0}
-    identity = job.folder.identity(job.checkpoint, adapter=job.recorded_adapter, role=model.role, factors=factors)
+    checkpoint = model.checkpoint or job.checkpoint
+    identity = job.folder.identity(checkpoint, adapter=job.recorded_adapter, role=model.role, factors=factors)
     return job.folder.write_archive(
         staging, model.document, model.sources, identity, role=model.role, errors=stored.measured_errors
     )

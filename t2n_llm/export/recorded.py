@@ -14,8 +14,9 @@ from generic_export.errors import ArchiveError, OptionError, SourceError
 from t2n_llm.export.manifest_form import misfit, require_said
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.source.adapter import Adapter, open_adapter
-from t2n_llm.source.hub import ModelSource, open_source
+from t2n_llm.source.hub import ModelSource, open_source, open_vocoder
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.source.vocoder import Vocoder
 from t2n_llm.tasks.names import TASKS, recorded_task
 
 
@@ -71,12 +72,33 @@ def open_recorded_adapter(recorded: Mapping[str, Any] | None, given: str | None,
     return adapter
 
 
-def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef) -> ModelSource:
-    """Open the model that an export was made from.
+def _recorded_vocoder(recorded: Mapping[str, Any] | None, given: str | None, token: str | None) -> Vocoder | None:
+    """Open the vocoder that an export was made with, or the one that is given in its place.
+
+    Raises:
+        OptionError: the export has none.
+        SourceError: it was a local folder, whose place is not recorded.
+    """
+    if recorded is None:
+        if given is not None:
+            raise OptionError(f"--vocoder {given}: this export was made without a vocoder.", "Omit --vocoder.")
+        return None
+    if given is None and recorded["revision"] is None:
+        raise SourceError(
+            f"this export was made with a local vocoder ({recorded['name']}), whose path is not recorded.",
+            "Pass it with --vocoder PATH.",
+        )
+    revision = recorded["revision"] if given is None else None
+    return open_vocoder(SourceRef(given or str(recorded["name"]), revision, token))
+
+
+def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef, vocoder: str | None = None) -> ModelSource:
+    """Open the model that an export was made from, and the vocoder beside it.
 
     Args:
         folder, manifest: of the export.
         ref: hub id or folder; without a name the recorded hub id is taken.
+        vocoder: the same for the vocoder; None takes the recorded one.
 
     Raises:
         SourceError: it was a local folder, whose place is not recorded, or it cannot be found.
@@ -94,17 +116,23 @@ def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef) -> 
         revision = ref.revision or recorded["revision"]
         ref = replace(ref, name=str(recorded["name"]), revision=revision)
     source = open_source(ref, require_tokenizer=False)
-    text = source.config.get_text_config(decoder=True)
     for what, exported, given in (
         ("a model of type", recorded["model_type"], source.config.model_type),
-        ("a model with a vocabulary of", manifest["model"]["vocab_size"], text.vocab_size),
+        ("a model with a vocabulary of", manifest["model"]["vocab_size"], _vocabulary(source.config)),
     ):
         if exported != given:
             raise OptionError(
                 f"{folder} was exported from {what} {exported}, but {source.name} has {given}.",
                 "Pass the model that was exported with --reference.",
             )
-    return source
+    return replace(source, vocoder=_recorded_vocoder(manifest.get("vocoder"), vocoder, ref.token))
+
+
+def _vocabulary(config: Any) -> int | None:
+    """Return how many tokens a config has; of a speech model with a vocoder the model's own config has them."""
+    text = getattr(config, "model_config", None) or config.get_text_config(decoder=True)
+    size: int | None = getattr(text, "vocab_size", None)
+    return size
 
 
 __all__ = ["graph_options_of", "open_original", "open_recorded_adapter", "require_whole"]

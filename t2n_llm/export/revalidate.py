@@ -61,7 +61,7 @@ def validate_folder(
     frontend = archives.pop(FRONTEND, None)
     ref = SourceRef.of(reference or "")
     reporter, task = reporter or LogReporter(), task_of(recorded_task(manifest))
-    source = as_loaded(open_original(folder, manifest, ref), task.network, reporter.warn)
+    source = as_loaded(open_original(folder, manifest, ref, options.vocoder), task.network, reporter.warn)
     adapter = open_recorded_adapter(manifest.get("adapter"), options.adapter, ref.token)
     checking = replace(options.checking, device=options.device)
     for archive in archives.values():

@@ -22,7 +22,8 @@ from t2n_llm.source.limits import refuse_layers
 from t2n_llm.source.quantization import quantization_of
 from t2n_llm.source.reference import SourceRef, refuse_address
 from t2n_llm.source.source_card import CARD_NAME
-from t2n_llm.source.source_files import TOKENIZER_FILES, hold_files
+from t2n_llm.source.source_files import TOKENIZER_FILES, TOKENIZER_MODELS, hold_files
+from t2n_llm.source.vocoder import Vocoder
 from t2n_llm.source.wrapped_names import unwrapped
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,6 @@ _DUPLICATE_PATTERNS = ("consolidated*", "original/*")
 
 GGUF_SUFFIX = ".gguf"
 
-_TOKENIZER_MODELS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _ANY_TEXT = "text"
 
 
@@ -60,6 +60,7 @@ class ModelSource:
             read of its metadata.
         keeps: what must live as long as this source (the folder of a GGUF file's metadata).
         held: the files that are read beside the weights, opened before anything was read of them.
+        vocoder: beside a model of spectrograms, or None.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelSource:
     gguf: Path | None = None
     keeps: Any = None
     held: tuple[HeldFile, ...] = ()
+    vocoder: Vocoder | None = None
 
     @property
     def is_local(self) -> bool:
@@ -143,7 +145,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
 
     hint = "Add the model's tokenizer files, or pass --no-tokenizer to export without them."
     if not _has_tokenizer(folder):
-        raise MissingTokenizerError(f"{folder}: no tokenizer files ({', '.join(_TOKENIZER_MODELS)}).", hint)
+        raise MissingTokenizerError(f"{folder}: no tokenizer files ({', '.join(sorted(TOKENIZER_MODELS))}).", hint)
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers itself raises plain Exception
@@ -166,7 +168,7 @@ def opening_ids(tokenizer: Any) -> list[int]:
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _TOKENIZER_MODELS)
+    return any((folder / name).is_file() for name in TOKENIZER_MODELS)
 
 
 def open_source(
@@ -273,6 +275,12 @@ def fetch_folder(ref: SourceRef) -> tuple[Path, str | None]:
     """
     folder = _local_folder(ref.name)
     return _download(ref) if folder is None else (folder, None)
+
+
+def open_vocoder(ref: SourceRef) -> Vocoder:
+    """Open a vocoder, a hub id or a folder; see `Vocoder.of`."""
+    folder, revision = fetch_folder(ref)
+    return Vocoder.of(ref.name, folder, revision)
 
 
 @dataclass(frozen=True)

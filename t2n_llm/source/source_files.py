@@ -20,12 +20,15 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "tokenizer.model",
+    "spm_char.model",
     "vocab.json",
     "vocab.txt",
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
 )
+TOKENIZER_MODELS = frozenset({"tokenizer.json", "tokenizer.model", "spm_char.model", "vocab.json", "vocab.txt"})
+"""Those that make a tokenizer, one of them."""
 CONFIG_FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
 MODELOPT_FILE = "hf_quant_config.json"
 COMPANIONS = (*CONFIG_FILES, *TOKENIZER_FILES)
@@ -92,6 +95,7 @@ __all__ = [
     "CONFIG_FILES",
     "MODELOPT_FILE",
     "TOKENIZER_FILES",
+    "TOKENIZER_MODELS",
     "hold_files",
     "hold_gguf",
     "recorded_files",

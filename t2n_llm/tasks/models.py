@@ -45,6 +45,7 @@ TASK_MODELS: Mapping[str, TaskModels] = {
     "image-to-text": TaskModels(("IMAGE_TEXT_TO_TEXT",), only=_CAPTIONING),
     names.IMAGE_TEXT_TO_TEXT: TaskModels(("IMAGE_TEXT_TO_TEXT",), without=_CAPTIONING),
     names.AUDIO_TEXT_TO_TEXT: TaskModels(("SEQ_TO_SEQ_CAUSAL_LM", "MULTIMODAL_LM"), only=_HEARING),
+    names.TEXT_TO_AUDIO: TaskModels(("TEXT_TO_WAVEFORM", "TEXT_TO_SPECTROGRAM")),
     **{head.name: TaskModels(head.mapping) for head in HEADS.values()},
 }
 

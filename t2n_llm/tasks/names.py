@@ -39,6 +39,7 @@ AUDIO_TEXT_TO_TEXT = "audio-text-to-text"
 TEXT_TO_TEXT = "text2text-generation"
 SPEECH_RECOGNITION = "automatic-speech-recognition"
 IMAGE_TO_TEXT = "image-to-text"
+TEXT_TO_AUDIO = "text-to-audio"
 
 AUTO = "auto"
 """The task of the architecture that a model's config names."""
@@ -75,6 +76,7 @@ TASKS: Mapping[str, str] = {
     TEXT_TO_TEXT: "encoder and decoder (translation, summarization)",
     SPEECH_RECOGNITION: "the same for sound",
     IMAGE_TO_TEXT: "the same for images",
+    TEXT_TO_AUDIO: "speech",
 }
 """What each makes, in words for `--help`; `tasks.registry` says where each is."""
 
@@ -84,10 +86,12 @@ TRIED: Mapping[str, str] = {
     SPEECH_RECOGNITION: "--audio speech.wav",
     CTC: "--audio speech.wav",
     IMAGE_TO_TEXT: "--image picture.png",
+    TEXT_TO_AUDIO: '"A text." --output speech.wav',
 }
 """What a user may give to `t2n-llm generate`, of the tasks that it has a meaning for."""
 
 OTHER_NAMES: Mapping[str, str] = {
+    "text-to-speech": TEXT_TO_AUDIO,
     "summarization": TEXT_TO_TEXT,
     "translation": TEXT_TO_TEXT,
     "sentiment-analysis": TEXT_CLASSIFICATION,

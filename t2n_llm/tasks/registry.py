@@ -10,6 +10,7 @@ from t2n_llm.tasks.names import (
     IMAGE_TO_TEXT,
     SPEECH_RECOGNITION,
     TEXT_GENERATION,
+    TEXT_TO_AUDIO,
     TEXT_TO_TEXT,
 )
 from t2n_llm.tasks.protocol import Task
@@ -21,6 +22,7 @@ _TASKS = {
     TEXT_TO_TEXT: "t2n_llm.tasks.seq2seq.task:TextToText",
     SPEECH_RECOGNITION: "t2n_llm.tasks.seq2seq.task:SpeechRecognition",
     IMAGE_TO_TEXT: "t2n_llm.tasks.seq2seq.task:ImageToText",
+    TEXT_TO_AUDIO: "t2n_llm.tasks.speech.task:TextToAudio",
 }
 
 

@@ -91,6 +91,7 @@ class _Trial:
         self.stage = ""
         self.class_name = ""
         self.states = ""
+        self.vocoder: str | None = None
 
     def run(self) -> CellVerdict:
         _quiet()
@@ -107,7 +108,12 @@ class _Trial:
         self.on_stage(stage)
 
     def _tiny_checkpoint(self) -> str:
-        from t2n_llm.zoo.tiny_model import build_tiny_model, run_in_transformers, save_tiny_model
+        from t2n_llm.zoo.tiny_model import (
+            build_tiny_model,
+            run_in_transformers,
+            save_tiny_model,
+            save_tiny_vocoder,
+        )
 
         self._begin("config")
         task = self.cell.task
@@ -117,6 +123,8 @@ class _Trial:
         self.states = run_in_transformers(model, task, self.cell.decode_steps)
         self._begin("save")
         save_tiny_model(model, self.folder / "model", task, self.cell.architecture)
+        if save_tiny_vocoder(model, self.folder / "vocoder", task, self.cell.seed):
+            self.vocoder = str(self.folder / "vocoder")
         return str(self.folder / "model")
 
     def _export(self, source: str) -> CellVerdict:
@@ -133,6 +141,7 @@ class _Trial:
                 decode_steps=self.cell.decode_steps,
                 require_tokenizer=_has_tokenizer(self.cell),
                 revision=self.cell.revision,
+                vocoder=self.vocoder,
                 reporter=_StageReporter(self._begin),
                 **_element_type(self.cell.dtype),
                 **self._image_size(source),

@@ -109,9 +109,45 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
     "vipllava": {"vision_feature_layers": [-1, -2]},
 }
 
+_HIFIGAN: Mapping[str, Any] = {
+    "upsample_initial_channel": 64,
+    "upsample_rates": [4, 2],
+    "upsample_kernel_sizes": [8, 4],
+    "resblock_kernel_sizes": [3, 7],
+    "resblock_dilation_sizes": [[1, 3], [1, 3]],
+}
+_CONFORMER: Mapping[str, Any] = {
+    "layers": 2,
+    "num_attention_heads": 2,
+    "linear_units": 96,
+    "dropout_rate": 0.2,
+    "positional_dropout_rate": 0.2,
+    "attention_dropout_rate": 0.2,
+    "normalize_before": False,
+    "concat_after": False,
+    "kernel_size": 7,
+}
+
 # What other tasks than text generation need beside `OVERRIDES`.
 TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     **_SEEING,
+    "fastspeech2_conformer": {
+        "encoder_config": _CONFORMER,
+        "decoder_config": {**_CONFORMER, "kernel_size": 11},
+        "duration_predictor_channels": 64,
+        "pitch_predictor_channels": 64,
+        "energy_predictor_channels": 64,
+        "speech_decoder_postnet_units": 64,
+    },
+    "fastspeech2_conformer_hifigan": {**_HIFIGAN, "model_in_dim": 16},
+    "speecht5_hifigan": _HIFIGAN,
+    "vits": {
+        **_HIFIGAN,
+        "flow_size": 32,
+        "window_size": 4,
+        "prior_encoder_num_wavenet_layers": 2,
+        "posterior_encoder_num_wavenet_layers": 2,
+    },
     **{kind: {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]} for kind in ("beit", "data2vec-vision")},
     **{kind: _backbone("resnet", [4]) for kind in ("conditional_detr", "dab-detr", "table-transformer")},
     "detr": {**_backbone("resnet", [1, 2, 3, 4]), "encoder_attention_heads": 8, "d_model": 128},  # also of its masks

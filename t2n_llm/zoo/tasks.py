@@ -13,7 +13,13 @@ from generic_export.errors import OptionError
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL
 from t2n_llm.tasks.heads.table import HEADS
 from t2n_llm.tasks.models import classes_of
-from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT, SEQUENCE_CLASSIFICATION, TEXT_GENERATION
+from t2n_llm.tasks.names import (
+    AUDIO_TEXT_TO_TEXT,
+    IMAGE_TEXT_TO_TEXT,
+    SEQUENCE_CLASSIFICATION,
+    TEXT_GENERATION,
+    TEXT_TO_AUDIO,
+)
 
 ALL = "all"
 
@@ -27,6 +33,8 @@ class Way(Enum):
     """One pass."""
     PROMPTS = "prompts"
     """On the prompts of the check, with images or sound."""
+    SPEAK = "speak"
+    """Not at all: the check of the export runs it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ _ROWS = (
     ZooTask("image-to-text", "AutoModelForImageTextToText", Way.GENERATE),
     ZooTask(IMAGE_TEXT_TO_TEXT, MULTIMODAL_MODEL.auto_class, Way.PROMPTS),
     ZooTask(AUDIO_TEXT_TO_TEXT, MULTIMODAL_MODEL.auto_class, Way.PROMPTS),
+    ZooTask(TEXT_TO_AUDIO, "AutoModelForTextToWaveform", Way.SPEAK),
     *(
         ZooTask(head.name, head.kind.auto_class, Way.FORWARD)
         for head in HEADS.values()

@@ -17,9 +17,10 @@ from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import reading_of
 from t2n_llm.tasks.heads.kinds import kind_of
 from t2n_llm.tasks.heads.table import HEADS, Head
+from t2n_llm.tasks.models import mapping_of
 from t2n_llm.tasks.multimodal.check import plan_prompts, run_multimodal_reference
 from t2n_llm.tasks.multimodal.families import family_of
-from t2n_llm.tasks.names import TEXT_GENERATION
+from t2n_llm.tasks.names import TEXT_GENERATION, TEXT_TO_AUDIO
 from t2n_llm.zoo.configs import tiny_config
 from t2n_llm.zoo.shrinking import ELSEWHERE, GENTLE, TEMPERED, Rules
 from t2n_llm.zoo.tasks import Way, architectures, zoo_task
@@ -29,6 +30,7 @@ _SPREAD = 0.1
 _PROMPT = 12
 _FIRST_TOKEN = 3
 _OTHER_SEED = 1000
+_VOCODER, _VOCODER_CLASS = "speecht5_hifigan", "SpeechT5HifiGan"
 _SURE = 3e-5  # of the largest value: what f32 may be off by in a model that is worth comparing
 
 
@@ -46,7 +48,10 @@ def build_tiny_model(architecture: str, seed: int = 0, task: str = TEXT_GENERATI
     """
     if zoo_task(task).way in (Way.FORWARD, Way.PROMPTS):
         return _first_that_runs(architecture, seed, task)
-    return _settled(tiny_config(architecture, task), zoo_task(task).auto_class, seed)
+    row = zoo_task(task)
+    # Speech models are of two auto classes.
+    class_name = architectures(task)[architecture] if row.way is Way.SPEAK else row.auto_class
+    return _settled(tiny_config(architecture, task), class_name, seed)
 
 
 def _first_that_runs(architecture: str, seed: int, task: str) -> Any:
@@ -171,6 +176,26 @@ def save_tiny_model(model: Any, folder: Path, task: str = TEXT_GENERATION, archi
         tiny_config(kind, task).save_pretrained(folder)
 
 
+def save_tiny_vocoder(model: Any, folder: Path, task: str, seed: int = 0) -> bool:
+    """Write a vocoder for a model that makes spectrograms.
+
+    Args:
+        model: as `build_tiny_model` makes it.
+        folder: is made.
+        task: what the model is for.
+        seed: of the weights.
+
+    Returns:
+        Whether the model is one.
+    """
+    if task != TEXT_TO_AUDIO or model.config.model_type not in mapping_of("FOR_TEXT_TO_SPECTROGRAM"):
+        return False
+    config = tiny_config(_VOCODER, task)
+    config.model_in_dim = model.config.num_mel_bins
+    _settled(config, _VOCODER_CLASS, seed).save_pretrained(folder)
+    return True
+
+
 def run_in_transformers(model: Any, task: str, steps: int) -> str:
     """Run a model as its task does.
 
@@ -191,6 +216,8 @@ def run_in_transformers(model: Any, task: str, steps: int) -> str:
         return _generate(model, source_inputs(model), steps)
     if zoo_task(task).way is Way.PROMPTS:
         _answer_prompts(model)
+        return ""
+    if zoo_task(task).way is Way.SPEAK:
         return ""
     _run_once(model, HEADS[task])
     return ""

@@ -1,12 +1,13 @@
-"""WAV files as waveforms: PCM of 8 to 32 bits and floats, any number of channels, at the rate that a model hears.
+"""WAV files as waveforms: PCM of 8 to 32 bits and floats, any number of channels, at the rate that a model hears; and written.
 
 In: a path. Out: f32 [samples], one channel, full scale 1. The chunks of the file are read here: the standard library's `wave`
-knows no floats and, before Python 3.12, no extensible headers.
+knows no floats and, before Python 3.12, no extensible headers. It writes the files of 16 bits.
 """
 
 from __future__ import annotations
 
 import struct
+import wave
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, gcd
@@ -21,6 +22,7 @@ _FORMAT = struct.Struct("<HHIIHH")
 _SUBFORMAT_AT = 24  # in an extensible header: the first two bytes of a GUID are the plain format's number
 _FLOATS = {32: "<f4", 64: "<f8"}
 _PCM_BYTES = (1, 2, 3, 4)
+_LOUDEST = 32_767  # of 16 bits
 
 _CROSSINGS = 32  # zeros of the sinc on each side
 _ROLLOFF = 0.95  # of the lower of both rates' highest frequency
@@ -62,6 +64,28 @@ def read_waveform(path: str | Path, sampling_rate: int) -> np.ndarray:
     if not frames:
         raise OptionError(f"{path}: the recording is empty.", "Use a file with sound.")
     return resampled(samples.mean(axis=1), header.rate, sampling_rate).astype(np.float32)
+
+
+def write_waveform(path: str | Path, waveform: np.ndarray, sampling_rate: int) -> None:
+    """Write a WAV file of 16 bits.
+
+    Args:
+        path: of the file; an earlier one is replaced.
+        waveform: f32 [samples], one channel, full scale 1; what is beyond is cut.
+        sampling_rate: samples a second.
+
+    Raises:
+        OptionError: the file cannot be written.
+    """
+    samples = np.round(np.clip(waveform, -1.0, 1.0) * _LOUDEST).astype("<i2")
+    try:
+        with Path(path).open("wb") as opened, wave.open(opened, "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(samples.itemsize)
+            file.setframerate(sampling_rate)
+            file.writeframes(samples.tobytes())
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be written: {error.strerror}.", "Use another path.") from error
 
 
 def resampled(waveform: np.ndarray, rate: int, wanted: int) -> np.ndarray:
@@ -163,4 +187,4 @@ def _as_floats(data: bytes, header: _Header) -> np.ndarray:
     return wide.reshape(-1).view("<i4").astype(np.float64) / 2.0**31
 
 
-__all__ = ["read_waveform", "resampled"]
+__all__ = ["read_waveform", "resampled", "write_waveform"]

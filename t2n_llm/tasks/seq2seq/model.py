@@ -169,7 +169,7 @@ def run_from_source(
     Returns:
         What the encoder answered, its hidden states [B, T, D] first, and the states [B, H, T, D] of both caches.
     """
-    caches = _caches(network, {})
+    caches = pair_of_caches(network, {})
     read = read_source(network, given)
     mask = {ENCODER_MASK: given[ENCODER_MASK]} if ENCODER_MASK in given else {}
     run_decoder(network, read, decoder_input_ids, cache=caches, use_cache=True, **mask)
@@ -188,12 +188,12 @@ def run_from_states(
         states: of both caches.
         options: further arguments of the forward.
     """
-    caches = _caches(network, states)
+    caches = pair_of_caches(network, states)
     result = run_decoder(network, read, input_ids, cache=caches, use_cache=True, **options)
     return result.logits, states_of_pair(caches)
 
 
-def _caches(network: Any, states: States) -> Any:
+def pair_of_caches(network: Any, states: States) -> Any:
     """Return transformers' pair of caches, the second one full where states of it are given."""
     from transformers import DynamicCache, EncoderDecoderCache
 

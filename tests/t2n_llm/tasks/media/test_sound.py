@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from generic_export.errors import OptionError
-from t2n_llm.tasks.media.sound import read_waveform, resampled
+from t2n_llm.tasks.media.sound import read_waveform, resampled, write_waveform
 
 
 def _wav(encoding: int, bits: int, channels: int, rate: int, data: bytes, *, extensible: bool = False) -> bytes:
@@ -142,3 +142,13 @@ def test_what_cannot_be_read_is_said(content: bytes | None, says: str, tmp_path:
     with pytest.raises(OptionError, match=says) as error:
         read_waveform(file, 16_000)
     assert error.value.hint
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    waveform = np.sin(np.arange(2_000) / 9).astype(np.float32)
+    write_waveform(tmp_path / "tone.wav", waveform, 16_000)
+    np.testing.assert_allclose(read_waveform(tmp_path / "tone.wav", 16_000), waveform, atol=1e-4)
+    write_waveform(tmp_path / "loud.wav", 3 * waveform, 16_000)
+    assert np.abs(read_waveform(tmp_path / "loud.wav", 16_000)).max() <= 1.0
+    with pytest.raises(OptionError, match="cannot be written"):
+        write_waveform(tmp_path / "no" / "tone.wav", waveform, 16_000)

@@ -1,0 +1,132 @@
+"""Speech of a text, through the archives of a speech model in tract.
+
+In: an export folder and a text. Out: a waveform. The tokenizer is Python's, and noise comes from a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from generic_export.devices import check_device
+from generic_export.errors import OptionError
+from t2n_llm.check.options import EngineOptions
+from t2n_llm.export.folder import read_manifest
+from t2n_llm.export.manifest_form import require_said
+from t2n_llm.source.hub import load_tokenizer
+from t2n_llm.tasks.speech.arrays import Draws
+from t2n_llm.tasks.speech.plan import TEXT, WAVEFORM, Speaker, SpeechPlan
+from t2n_llm.tasks.speech.running import open_speech
+
+_SAID = ("speech.sampling_rate", f"archives.{TEXT}", f"archives.{WAVEFORM}")
+
+
+@dataclass(frozen=True)
+class SpeakingModel:
+    """An export folder of a speech model.
+
+    Attributes:
+        folder: it.
+        plan: how its archives connect.
+        archives: by role.
+        tokenizer: of the text.
+        device: what tract computes on.
+    """
+
+    folder: Path
+    plan: SpeechPlan
+    archives: Mapping[str, Path]
+    tokenizer: Any
+    device: str = "cpu"
+
+    @staticmethod
+    def open(folder: Path, *, device: str = "cpu") -> SpeakingModel:
+        """Open an export folder.
+
+        Args:
+            folder: made by `t2n-llm export --task text-to-audio`.
+            device: what tract computes on: "cpu", "cuda" or "metal".
+
+        Raises:
+            OptionError: an unknown device.
+            ArchiveError: it is no export folder, or of another task.
+            MissingTokenizerError: it carries no tokenizer.
+        """
+        check_device(device)
+        manifest = read_manifest(folder)
+        require_said(folder, manifest, _SAID)
+        return SpeakingModel(
+            folder=folder,
+            plan=SpeechPlan.of_record(manifest["speech"]),  # type: ignore[arg-type]
+            archives={role: folder / part["archive"] for role, part in manifest["archives"].items()},
+            tokenizer=load_tokenizer(folder),
+            device=device,
+        )
+
+    def spoken(self, text: str, *, speaker: str | None = None, seed: int = 0) -> np.ndarray:
+        """Return the waveform f32 [samples] of a text, at `plan.sampling_rate`.
+
+        Args:
+            text: what is said.
+            speaker: number of a speaker, or an .npy file with a vector; None for the first speaker.
+            seed: of the noise; the same seed gives the same waveform.
+
+        Raises:
+            OptionError: the text is empty or too long, or there is no such speaker.
+            EngineError: the engine failed.
+        """
+        ids = np.array([self.tokenizer(text)["input_ids"]], np.int64)
+        most = self.plan.most_tokens
+        if not ids.size:
+            raise OptionError("the text has no tokens.", "Use a text with letters that the model knows.")
+        if most is not None and ids.size > most:
+            raise OptionError(
+                f"the text has {ids.size} tokens, and the model reads at most {most}.", "Speak one sentence at a time."
+            )
+        voice = voice_of(self.plan.speaker, speaker)
+        with open_speech(self.archives, self.plan, EngineOptions(device=self.device)) as model:
+            waveform: np.ndarray = model.spoken(ids, voice, Draws(seed))[WAVEFORM][0]
+        return waveform
+
+
+def voice_of(speaker: Speaker | None, given: str | None) -> np.ndarray | None:
+    """Return the input that says whose voice it is; None for a model with one voice.
+
+    Args:
+        speaker: what the model takes.
+        given: a number, or an .npy file.
+
+    Raises:
+        OptionError: the model takes none, another kind, or there is no such speaker.
+    """
+    if speaker is None:
+        if given is not None:
+            raise OptionError("the model has one voice.", "Omit --speaker.")
+        return None
+    if speaker.width is not None:
+        return _vector(speaker.width, given)
+    count = speaker.count or 1
+    number = int(given) if given is not None and given.isdecimal() else 0 if given is None else -1
+    if not 0 <= number < count:
+        raise OptionError(f"--speaker {given}: the model has {count} speakers.", f"Use a number from 0 to {count - 1}.")
+    return np.array([number], np.int64)
+
+
+def _vector(width: int, given: str | None) -> np.ndarray:
+    hint = f"Pass --speaker FILE.npy with {width} numbers, such as an x-vector of the model's data set."
+    if given is None:
+        raise OptionError("the model speaks with the voice of a vector, and none was given.", hint)
+    try:
+        vector = np.load(given, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--speaker {given}: cannot be read as an .npy file.", hint) from error
+    if not isinstance(vector, np.ndarray) or vector.size != width or vector.dtype.kind != "f":
+        raise OptionError(f"--speaker {given}: it does not hold {width} floats.", hint)
+    return vector.astype(np.float32).reshape(1, width)
+
+
+__all__ = ["SpeakingModel", "voice_of"]

@@ -1,0 +1,135 @@
+"""How the archives of a speech model connect, as data: what `export.json` records of them, and what a caller has to draw.
+
+In: the record, or what a family says. Out: a `SpeechPlan`. `arrays` makes the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+TEXT, STEP, SPECTROGRAM, WAVEFORM = "text", "step", "spectrogram", "waveform"
+"""Roles of the archives, in the order in which they run."""
+
+IDS, ROWS, DURATIONS, FRAMES = "input_ids", "rows", "durations", "frames"
+"""Tensors between them: ids i64 [1, S], rows [1, S, D] of the text with a duration [1, S] each, frames [1, F, D]."""
+
+FRAME, STOP = "frame", "stop"
+"""Of a step: the last frame [1, 1, D] before it, zeros at first, and the probability [1] that its frames are the last."""
+
+TOKENS, LENGTH = "S", "F"
+"""Symbols: tokens of the text, and frames."""
+
+NORMAL, KEPT = "normal", "kept"
+"""Distributions of noise."""
+
+UP, NEAREST = "up", "nearest"
+"""How durations are rounded."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A random input of an archive.
+
+    Attributes:
+        shape: sizes and symbols.
+        scale: the values are multiplied with.
+        distribution: `normal` (standard), or `kept` (1 with the probability `share`, else 0).
+        share: see `distribution`.
+    """
+
+    shape: list[int | str]
+    scale: float
+    distribution: str = NORMAL
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """The input that says whose voice it is.
+
+    Attributes:
+        input: its name.
+        count: how many speakers there are, where they are numbers, i64 [1]; else None.
+        width: of a vector f32 [1, width]; None for numbers.
+    """
+
+    input: str
+    count: int | None = None
+    width: int | None = None
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How durations become whole numbers of frames.
+
+    Attributes:
+        rounding: `up`, after the multiplication; or `nearest`, before it and after it, halves to even.
+        scale: they are multiplied with.
+    """
+
+    rounding: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How frames are made one step after another.
+
+    Attributes:
+        width: of a frame.
+        threshold: the least probability that ends the loop.
+        most_per_token: steps of a text, at most, for each of its tokens.
+        most_steps: of any text.
+    """
+
+    width: int
+    threshold: float
+    most_per_token: float
+    most_steps: int
+
+    def most(self, tokens: int) -> int:
+        """Return the most steps of a text."""
+        return max(1, min(int(tokens * self.most_per_token), self.most_steps))
+
+
+@dataclass(frozen=True)
+class SpeechPlan:
+    """How the archives connect.
+
+    Attributes:
+        sampling_rate: samples a second.
+        noise: random inputs, by name.
+        speaker: None where there is one voice.
+        durations: how rows are repeated; None where frames are made step by step.
+        steps: how; None where rows are repeated.
+        most_tokens: that a text may have; None for any number.
+        most_frames: the same of frames.
+    """
+
+    sampling_rate: int
+    noise: dict[str, Noise] = field(default_factory=dict)
+    speaker: Speaker | None = None
+    durations: Durations | None = None
+    steps: Steps | None = None
+    most_tokens: int | None = None
+    most_frames: int | None = None
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the entry of `export.json`."""
+        return asdict(self)
+
+    @staticmethod
+    def of_record(record: Mapping[str, Any]) -> SpeechPlan:
+        """Read the entry of an `export.json`, whose form was checked."""
+        speaker, durations, steps = (record.get(name) for name in ("speaker", "durations", "steps"))
+        return SpeechPlan(
+            sampling_rate=record["sampling_rate"],
+            noise={name: Noise(**each) for name, each in record.get("noise", {}).items()},
+            speaker=Speaker(**speaker) if speaker is not None else None,
+            durations=Durations(**durations) if durations is not None else None,
+            steps=Steps(**steps) if steps is not None else None,
+            most_tokens=record.get("most_tokens"),
+            most_frames=record.get("most_frames"),
+        )

@@ -1,0 +1,235 @@
+"""The archives of a speech model in an engine: a text becomes frames, and frames become a waveform.
+
+In: archives and the plan that connects them. Out: f32 [samples]. `t2n-llm generate` and the check run the same loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from generic_export.errors import ArchiveError, OptionError
+from generic_export.read.outline import read_outline
+from generic_export.read.reading import read_graph_text, signature_of
+from t2n_llm.check.answers import Answerer, OpenTurns, open_answerer, open_turns
+from t2n_llm.check.options import EngineOptions
+from t2n_llm.check.runner import empty_shape
+from t2n_llm.tasks.speech.arrays import Draws, frames_of_tokens, given_to
+from t2n_llm.tasks.speech.plan import (
+    DURATIONS,
+    FRAME,
+    FRAMES,
+    IDS,
+    LENGTH,
+    ROWS,
+    SPECTROGRAM,
+    STEP,
+    STOP,
+    TEXT,
+    TOKENS,
+    WAVEFORM,
+    SpeechPlan,
+    Steps,
+)
+
+_STATE = "in_cache_"  # how the names of inputs begin that are states
+
+
+@dataclass(frozen=True)
+class SpeechArchive:
+    """One archive in an engine.
+
+    Attributes:
+        asked: the archive.
+        inputs, outputs: of its graph, in order.
+    """
+
+    asked: Answerer
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def run(self, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the outputs by name.
+
+        Args:
+            known: its inputs by name, and others.
+        """
+        return dict(zip(self.outputs, self.asked.answer([known[name] for name in self.inputs]), strict=True))
+
+
+@dataclass(frozen=True)
+class StepArchive:
+    """The archive of a step in an engine.
+
+    Attributes:
+        begin: begins the steps of a text.
+        inputs, outputs: of its graph, in order; the states are the last ones.
+        states: before the first step.
+    """
+
+    begin: OpenTurns
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    states: tuple[np.ndarray, ...]
+
+    def about(
+        self, told: Mapping[str, np.ndarray], varying: Collection[str]
+    ) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+        """Return a function from the inputs of a step by name to its outputs, without the states.
+
+        Args:
+            told: what all steps of a text have, by name, and others.
+            varying: names of the inputs that each step is given.
+        """
+        named = self.inputs[: len(self.inputs) - len(self.states)]
+        given = [name for name in named if name in varying]
+        turn = self.begin({name: told[name] for name in named if name not in varying}, self.states)
+        return lambda known: dict(zip(self.outputs, turn([known[name] for name in given]), strict=False))
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What the check takes from PyTorch where the archives would go on with what they made themselves.
+
+    Attributes:
+        durations: f32 [1, S]; None for frames that are made step by step.
+        frames: f32 [1, F, D], for these.
+    """
+
+    durations: np.ndarray | None = None
+    frames: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class SpeechModel:
+    """All archives of a speech model.
+
+    Attributes:
+        plan: how they connect.
+        archives: by role, all but that of a step.
+        step: that one, or None.
+    """
+
+    plan: SpeechPlan
+    archives: Mapping[str, SpeechArchive]
+    step: StepArchive | None = None
+
+    def spoken(
+        self, ids: np.ndarray, speaker: np.ndarray | None, draws: Draws, forced: Forced | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return everything that the archives make of a text, by name; `waveform` is f32 [1, samples].
+
+        Args:
+            ids: i64 [1, S].
+            speaker: see `plan.Speaker`.
+            draws: for noise.
+            forced: None lets the archives go on with their own values.
+
+        Raises:
+            OptionError: the text takes more frames than the model has positions for.
+            EngineError: the engine failed.
+        """
+        known = {IDS: ids}
+        known |= self._run(TEXT, known, speaker, draws, {TOKENS: ids.shape[1]})
+        if self.plan.steps is not None:
+            known |= self._stepped(self.plan.steps, known, speaker, draws, forced or Forced())
+        else:
+            known |= {FRAMES: self._repeated(known, forced or Forced())}
+        sizes = {LENGTH: known[FRAMES].shape[1]}
+        if self.plan.most_frames is not None and sizes[LENGTH] > self.plan.most_frames:
+            raise OptionError(
+                f"the text takes {sizes[LENGTH]} frames, and the model has positions for {self.plan.most_frames}.",
+                "Speak one sentence at a time.",
+            )
+        for role in (SPECTROGRAM, WAVEFORM):
+            if role in self.archives:
+                known |= self._run(role, known, speaker, draws, sizes)
+        return known
+
+    def _run(
+        self,
+        role: str,
+        known: Mapping[str, np.ndarray],
+        speaker: np.ndarray | None,
+        draws: Draws,
+        sizes: Mapping[str, int],
+    ) -> dict[str, np.ndarray]:
+        archive = self.archives[role]
+        return archive.run(given_to(archive.inputs, self.plan, known, speaker, draws, sizes))
+
+    def _repeated(self, known: Mapping[str, np.ndarray], forced: Forced) -> np.ndarray:
+        """Return frames [1, F, D]: each row of a text as often as its duration says."""
+        if self.plan.durations is None:
+            raise ArchiveError("the plan of a speech model has neither durations nor steps.", "Export the model again.")
+        durations = known[DURATIONS] if forced.durations is None else forced.durations
+        return np.repeat(known[ROWS], frames_of_tokens(self.plan.durations, durations[0]), axis=1)
+
+    def _stepped(
+        self,
+        steps: Steps,
+        known: Mapping[str, np.ndarray],
+        speaker: np.ndarray | None,
+        draws: Draws,
+        forced: Forced,
+    ) -> dict[str, np.ndarray]:
+        """Return frames [1, F, D] and stop probabilities [steps]; a step reads the last frame, and the states after it."""
+        if self.step is None:
+            raise ArchiveError("a speech model has steps, and no archive of one.", "Export the model again.")
+        varying = (FRAME, *self.plan.noise)
+        run = self.step.about(given_to((), self.plan, known, speaker, draws, {}), varying)
+        frame, made, stops = np.zeros((1, 1, steps.width), np.float32), list[np.ndarray](), list[float]()
+        while not self._ended(steps, known[IDS].shape[1], made, stops, forced):
+            out = run(given_to(self.step.inputs, self.plan, {FRAME: frame}, None, draws, {}))
+            made.append(out[FRAMES])
+            stops.append(float(out[STOP][0]))
+            last = sum(frames.shape[1] for frames in made)
+            source = out[FRAMES] if forced.frames is None else forced.frames[:, :last]
+            frame = source[:, -1:]
+        return {FRAMES: np.concatenate(made, axis=1), STOP: np.array(stops, np.float32)}
+
+    @staticmethod
+    def _ended(steps: Steps, tokens: int, made: list[np.ndarray], stops: list[float], forced: Forced) -> bool:
+        if not made:
+            return False
+        if forced.frames is not None:
+            return sum(frames.shape[1] for frames in made) >= forced.frames.shape[1]
+        return stops[-1] >= steps.threshold or len(made) >= steps.most(tokens)
+
+
+@contextmanager
+def open_speech(
+    archives: Mapping[str, Path], plan: SpeechPlan, engine: EngineOptions | None = None
+) -> Iterator[SpeechModel]:
+    """Yield a speech model ready to be asked, and stop its engine after the block.
+
+    Args:
+        archives: by role.
+        plan: how they connect.
+        engine: which one; None takes the pip-installed one.
+
+    Raises:
+        EngineError: the engine is not installed, or refuses an archive.
+    """
+    with ExitStack() as stack:
+        opened, step = {}, None
+        for role, path in archives.items():
+            names = signature_of(read_graph_text(path))
+            inputs, outputs = tuple(names.inputs), tuple(names.outputs)
+            if role == STEP:
+                step = StepArchive(stack.enter_context(open_turns(path, engine)), inputs, outputs, _first_states(path))
+            else:
+                opened[role] = SpeechArchive(stack.enter_context(open_answerer(path, engine)), inputs, outputs)
+        yield SpeechModel(plan, opened, step)
+
+
+def _first_states(archive: Path) -> tuple[np.ndarray, ...]:
+    """Return the states of an archive before the first step: without a position."""
+    externals = read_outline(read_graph_text(archive)).externals
+    return tuple(np.zeros(empty_shape(each.shape), np.float32) for each in externals if each.name.startswith(_STATE))
+
+
+__all__ = ["Forced", "SpeechModel", "open_speech"]
