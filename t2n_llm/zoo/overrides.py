@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from t2n_llm.source.small_sizes import VOCABULARY
+
 _KINDS = ("sliding_attention", "full_attention")
 _MIXED = ["full_attention", "sliding_attention", "full_attention"]
 _SHARING = ["sliding_attention", "sliding_attention", *_MIXED]  # the last two read keys and values of the others
@@ -86,6 +88,10 @@ def _rotary_axes(*sections: int, **further: Any) -> Mapping[str, Any]:
 
 
 _WINDOWS = {"vision_config": {"window_size": 32}}  # of two by two joined patches
+_OMNI_TOKENS = {
+    "vision_start_token_id": VOCABULARY - 7,
+    "audio_start_token_id": VOCABULARY - 3,
+}  # their classes have none
 _TILES = {"image_grid_pinpoints": [[64, 128], [128, 64], [128, 128]]}
 
 # What models that see need: sizes that their parts have in common, in images of 64 pixels and patches of 8.
@@ -94,7 +100,9 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
     **{kind: _rotary_axes(3, 3, 2) for kind in ("ernie4_5_vl_moe", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga")},
     **dict.fromkeys(("exaone4_5", "hyperclovax_vision_v2"), _WINDOWS),
     "qwen2_vl": _rotary_axes(2, 3, 3),
-    **{kind: {**_WINDOWS, **_rotary_axes(2, 3, 3)} for kind in ("qwen2_5_omni_thinker", "qwen2_5_vl")},
+    "qwen2_5_vl": {**_WINDOWS, **_rotary_axes(2, 3, 3)},
+    "qwen2_5_omni_thinker": {**_WINDOWS, **_rotary_axes(2, 3, 3), **_OMNI_TOKENS},
+    "qwen3_omni_moe_thinker": _OMNI_TOKENS,
     **{kind: {"mm_tokens_per_image": 16} for kind in ("gemma3", "shieldgemma2")},
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "text_config": {"model_type": "gemma4_text"}},
     "llama4": {
