@@ -73,6 +73,12 @@ _RAISED = (
         "Pass tensors, lists, dicts or dataclasses, and construct the object inside the forward of a wrapper module.",
     ),
     _row(
+        r"Expected (?:body_fn_output|carried_inputs|init|carry) .*to have same metadata",
+        "a loop carries a tensor whose shape or dtype changes from step to step",
+        "Carry a tensor of the largest size, and write one position in each step; or write a loop of Python with a fixed "
+        "number of steps.",
+    ),
+    _row(
         r"lifted tensor constants?|[Mm]utating a non-functional tensor",
         "a tensor that is not a buffer is written to",
         "Register it with register_buffer, or compute a new tensor.",
