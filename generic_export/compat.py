@@ -239,11 +239,14 @@ def forward_hooks_of(module: nn.Module) -> dict[str, Any]:
     return {name: getattr(module, name) for name in (*tables, *flags)}
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Say whether a module is what `torch.compile` makes of one."""
+def compiled_module(module: nn.Module) -> nn.Module | None:
+    """Return the module that `torch.compile` made another one of; None for any that it did not make."""
     from torch._dynamo.eval_frame import OptimizedModule
 
-    return isinstance(module, OptimizedModule)
+    if not isinstance(module, OptimizedModule):
+        return None
+    inner: nn.Module = module._orig_mod
+    return inner
 
 
 # --- TorchScript -------------------------------------------------------------------------------------
@@ -627,6 +630,7 @@ __all__ = [
     "checkpoint_offset",
     "children_of",
     "comparisons_answered",
+    "compiled_module",
     "cut_sizes_seen",
     "depends_on_data",
     "detect_fake_mode",
@@ -635,7 +639,6 @@ __all__ = [
     "forget_operators",
     "forward_hooks_of",
     "inline_calls",
-    "is_compiled",
     "is_mapped_over",
     "is_over_values",
     "kernels_replaced",

@@ -40,7 +40,7 @@ from generic_export.inference_target.example import ExampleCall, ExampleRun, cal
 from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.logs import logging_at
-from generic_export.module_forms import call_of, computing_in
+from generic_export.module_forms import call_of, computing_in, unwrapped_module
 from generic_export.nnef.composition import Composition, compose
 from generic_export.nnef.graph import NnefGraph
 from generic_export.nnef.half_storage import store_in_half
@@ -91,7 +91,8 @@ def export_model_to_nnef(
 
     Args:
         model: the module. It is captured in eval mode and restored afterwards. An `ExportedProgram` of torch.export is exported
-            as its module; without `args` and `kwargs` with its own example, and without dynamic axes with its own.
+            as its module; without `args` and `kwargs` with its own example, and without dynamic axes with its own. Of a module
+            in `torch.compile` or `DataParallel`, the one inside is exported.
         args: example inputs of the forward; a tensor stands for a tuple of one. Dicts, dataclasses, tuples and lists of tensors
             become one input per tensor.
         file_path_export: path to write. The suffixes `.tar`, `.tgz` and `.tar.gz` select the form; other names get the suffix
@@ -150,6 +151,7 @@ def export_model_to_nnef(
         model, arguments, keywords = called.module, called.args, dict(called.kwargs)
         if not inference_target.dynamic_axes:
             inference_target = inference_target.with_dynamic_axes(called.dynamic_axes)
+    model = unwrapped_module(model)
     with (
         logging_at(log_level, logger.name),
         evaluation_mode(model),

@@ -1,4 +1,4 @@
-"""What `export_model_to_nnef` takes in place of a plain f32 module: an `ExportedProgram`, or a bfloat16 module.
+"""What `export_model_to_nnef` takes in place of a plain f32 module: an `ExportedProgram`, a wrapped or a bfloat16 module.
 
 In: a program, or a module and an element type. Out: a module that can be captured, with its example and dynamic axes.
 """
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from generic_export.compat import compiled_module, forward_hooks_of
 from generic_export.errors import OptionError
 from generic_export.torch_graph.naming import identifier
 from generic_export.torch_graph.nested import FlatCall
@@ -80,6 +81,18 @@ def _dim(name: str, program: ExportedProgram, symbol: sympy.Symbol) -> AxisSymbo
     return Dim(name) if most is None else Dim(name, max=most)
 
 
+def unwrapped_module(model: nn.Module) -> nn.Module:
+    """Return the module inside `torch.compile`, `DataParallel` and `DistributedDataParallel`, which compute what it computes.
+
+    Its inputs and parameters have their own names, which a wrapper hides. A wrapper with hooks of its own stays.
+    """
+    inner = model.module if isinstance(model, _PARALLEL) else compiled_module(model)
+    return model if inner is None or forward_hooks_of(model) else unwrapped_module(inner)
+
+
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
 # A module that computes in another element type for the length of a block: bfloat16, which tract does not have, as f32
 # or f16.
 # In: a module and example arguments. Out: the module with its floats cast, and the arguments likewise.
@@ -119,4 +132,4 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-__all__ = ["ProgramCall", "call_of", "computing_in"]
+__all__ = ["ProgramCall", "call_of", "computing_in", "unwrapped_module"]

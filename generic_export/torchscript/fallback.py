@@ -112,12 +112,26 @@ def capture_fallbacks(
             return
     except SpecializedAxisError as frozen:
         note(CaptureAttempt(TRACE, frozen.message))
-        numbers = example_numbers(model, call, inputs, dynamic_axes)
-        if numbers is not None:
-            how = "torch.export with the example's values for numbers that are read from tensors"
-            yield CaptureFallback(how, model, tuple(args), call.names, names, numbers.caution, kwargs, numbers.given)
+        yield from _with_numbers(model, call, args, kwargs, names, inputs, dynamic_axes)
         raise frozen
     yield CaptureFallback(TRACE, interpreted(traced), call.tensors, call.names, names, _caution(lines))
+    yield from _with_numbers(model, call, args, kwargs, names, inputs, dynamic_axes)
+
+
+def _with_numbers(
+    model: nn.Module,
+    call: FlatCall,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    output_names: tuple[str, ...],
+    inputs: tuple[str, ...],
+    dynamic_axes: DynamicAxes,
+) -> Iterator[CaptureFallback]:
+    """Yield the module itself where it reads numbers from tensors, which are then those of the example."""
+    numbers = example_numbers(model, call, inputs, dynamic_axes)
+    if numbers is not None:
+        how = "torch.export with the example's values for numbers that are read from tensors"
+        yield CaptureFallback(how, model, tuple(args), call.names, output_names, numbers.caution, kwargs, numbers.given)
 
 
 def _script_called_so(

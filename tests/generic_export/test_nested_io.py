@@ -6,7 +6,7 @@ import logging
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -116,6 +116,38 @@ def test_numbers_and_sizes_are_results_of_rank_0(tmp_path: Path) -> None:
         _, *numbers = engine.run([np.ones(9, np.float32)])
     assert [number.item() for number in numbers] == [4, 3, True, 0.5]
     assert [number.dtype for number in numbers] == [np.int64, np.int64, np.bool_, np.float32]
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    count: int = 2
+    nothing: None = None
+
+
+class Mixed(nn.Module):
+    def forward(self, parts: dict[str, Any], flag: int, mask: torch.Tensor | None = None) -> tuple[Any, ...]:
+        point = parts["inner"]["point"]
+        total = point.x * point.count + parts["inner"]["more"][0] * flag
+        total = total if mask is None else total * mask
+        return Point(total, total.shape[0]), {"deep": {"list": [total * 2, None, (total - point.x,)]}}, None
+
+
+def test_ints_and_none_among_nested_tensors_at_three_sizes(tmp_path: Path) -> None:
+    def given(n: int) -> tuple[Any, ...]:
+        return {"inner": {"point": Point(torch.randn(n, 3)), "more": [torch.randn(n, 3), None]}, "flag": 7}, 4, None
+
+    axes = {name: {0: "N"} for name in ("parts.inner.point.x", "parts.inner.more.0")}
+    archive = export_model_to_nnef(
+        Mixed(), given(4), tmp_path / "m", TractNNEF(dynamic_axes=axes), compression_level=None
+    )
+    with TractWheel(timeout_seconds=60).load(archive) as engine:
+        for size in (4, 1, 9):
+            parts, flag, _ = given(size)
+            point, more, _ = Mixed()(parts, flag)
+            answers = engine.run([parts["inner"]["point"].x.numpy(), parts["inner"]["more"][0].numpy()])
+            wanted = [point.x, torch.tensor(point.count), more["deep"]["list"][0], more["deep"]["list"][2][0]]
+            for answer, expected in zip(answers, wanted, strict=True):
+                np.testing.assert_allclose(answer, expected.numpy(), rtol=1e-6)
 
 
 def test_none_is_left_out(tmp_path: Path) -> None:

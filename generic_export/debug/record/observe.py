@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from generic_export.capture import evaluation_mode
-from generic_export.compat import is_compiled
+from generic_export.compat import compiled_module
 from generic_export.debug.record.recorder import Recorder, watched_functions
 from generic_export.debug.record.recording import ObservationError, RecordedCall, Recording, all_paths
 from generic_export.debug.record.store import TensorStore, checksum
@@ -93,7 +93,7 @@ def _is_hidden(module: nn.Module, is_left_out: Callable[[nn.Module], bool]) -> b
 
 def _is_opaque(module: nn.Module) -> bool:
     """Say whether what is inside runs in a form that hooks would change or not see."""
-    return is_compiled(module) or isinstance(module, torch.jit.ScriptModule)
+    return compiled_module(module) is not None or isinstance(module, torch.jit.ScriptModule)
 
 
 InputSet = Mapping[str, Any] | tuple[Any, ...]

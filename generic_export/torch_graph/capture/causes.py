@@ -41,7 +41,13 @@ def _row(pattern: str, told: str, advice: str) -> Cause:
     return Cause(told, advice, re.compile(pattern))
 
 
+_SIZES_OF_NUMPY = (
+    "NumPy computes with a size",
+    "Compute with Python's integers (`//`, `*`, `-(-a // b)`), which may stay symbolic, and with torch.arange for np.arange.",
+)
+
 _RAISED = (
+    _row(r"loop of ufunc does not support argument \d+ of type Sym", *_SIZES_OF_NUMPY),
     _row(
         r"\.numpy\(\) is not supported|Can't call numpy\(\)|__array__",
         "NumPy computes with a tensor, which cannot be captured",
@@ -73,6 +79,12 @@ _RAISED = (
         "Pass tensors, lists, dicts or dataclasses, and construct the object inside the forward of a wrapper module.",
     ),
     _row(
+        r"Expected (?:body_fn_output|carried_inputs|init|carry) .*to have same metadata",
+        "a loop carries a tensor whose shape or dtype changes from step to step",
+        "Carry a tensor of the largest size, and write one position in each step; or write a loop of Python with a fixed "
+        "number of steps.",
+    ),
+    _row(
         r"lifted tensor constants?|[Mm]utating a non-functional tensor",
         "a tensor that is not a buffer is written to",
         "Register it with register_buffer, or compute a new tensor.",
@@ -86,11 +98,7 @@ _FIXED = (
         "a loop runs once per position",
         "Write the loop with operators over the whole axis, or export its body as one step with the state as input and output.",
     ),
-    _row(
-        r"\b(?:np|numpy)\.",
-        "NumPy computes with a size",
-        "Compute with Python's integers (`//`, `*`, `-(-a // b)`), which may stay symbolic.",
-    ),
+    _row(r"\b(?:np|numpy)\.", *_SIZES_OF_NUMPY),
     _row(
         r"\b(?:round|int|float)\(|\bmath\.",
         "a size becomes a plain number",

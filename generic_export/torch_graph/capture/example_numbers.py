@@ -29,6 +29,10 @@ _READERS: frozenset[Callable[..., Any]] = frozenset(
 )
 
 
+_SUBSCRIPTS = frozenset({_Tensor.__getitem__, _Tensor.__setitem__})
+"""Slices read the numbers of tensors that are their bounds: `x[:, : lengths.max()]`."""
+
+
 @dataclass(frozen=True)
 class ReadNumber:
     """A number that a forward reads.
@@ -198,6 +202,19 @@ def _line() -> str:
     return running_source() or "a line of PyTorch"
 
 
+def _with_read_bounds(args: tuple[Any, ...], read: Callable[[torch.Tensor], Any]) -> tuple[Any, ...]:
+    """Return the arguments of a subscript with numbers for the tensors that are bounds of its slices."""
+    tensor, place, *rest = args
+    parts = place if isinstance(place, tuple) else (place,)
+    known = tuple(_with_numbers(part, read) if isinstance(part, slice) else part for part in parts)
+    return tensor, known if isinstance(place, tuple) else known[0], *rest
+
+
+def _with_numbers(part: slice, read: Callable[[torch.Tensor], Any]) -> slice:
+    bounds = (read(bound) if isinstance(bound, torch.Tensor) else bound for bound in (part.start, part.stop, part.step))
+    return slice(*bounds)
+
+
 class _Seen(TorchFunctionMode):
     """Notes the numbers that are read."""
 
@@ -208,10 +225,15 @@ class _Seen(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func in _SUBSCRIPTS:
+            args = _with_read_bounds(args, self._read)
         result = func(*args, **(kwargs or {}))
         if func in _READERS:
             self.reads.append(ReadNumber(_line(), result))
         return result
+
+    def _read(self, bound: torch.Tensor) -> Any:
+        return self.__torch_function__(_Tensor.__index__, (), (bound,))
 
 
 class _Told(TorchFunctionMode):
@@ -224,6 +246,8 @@ class _Told(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func in _SUBSCRIPTS:
+            args = _with_read_bounds(args, lambda bound: self.__torch_function__(_Tensor.__index__, (), (bound,)))
         if func not in _READERS:
             return func(*args, **(kwargs or {}))
         read = next(self._reads, None)

@@ -18,6 +18,7 @@ import sympy
 from generic_export.compat import EXTREMA, REMAINDERS, SMALLER, PythonPrinter, torch_sympy
 
 _MAX_TRIALS = 4096
+_MOST_OPERATIONS = 400
 _FUNCTIONS = {
     "math": math,
     "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round},
@@ -30,7 +31,7 @@ Sizes = Mapping[sympy.Symbol, int]
 def without_symbolic_divisors(expr: sympy.Expr) -> sympy.Expr:
     """Return a size with `n // (n // 4)` as 4 wherever `n` is a multiple of 4, as an axis split in fours is.
 
-    So are `4 n // 4` and `n**2 // n` with n, and `b n // 4` is `b (n // 4)`.
+    So are `4 n // 4` and `n**2 // n` with n, `b n // 4` is `b (n // 4)`, and with `n = m + (-m % 4)`, `4 b (n // 4) // n` is b.
     """
     return expr.replace(torch_sympy.FloorDiv, _constant_quotient)
 
@@ -51,7 +52,53 @@ def _constant_quotient(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
     if whole is not None:
         rest = sympy.Mul(*(each for each in factors if each is not whole))
         return rest if whole == divisor else rest * torch_sympy.FloorDiv(whole, divisor)
-    return torch_sympy.FloorDiv(base, divisor)
+    return _quotient_of_filled(base, divisor) or torch_sympy.FloorDiv(base, divisor)
+
+
+@lru_cache(maxsize=4096)
+def _quotient_of_filled(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
+    """Return the quotient of products of sizes that are filled up to multiples, as windows of pictures are; None of others."""
+    if not divisor.has(*REMAINDERS) or divisor.count_ops() > _MOST_OPERATIONS:
+        return None
+    counts: dict[sympy.Expr, sympy.Dummy] = {}
+    quotient = sympy.cancel(_in_quotients(base, counts) / _in_quotients(divisor, counts))
+    if quotient.as_numer_denom()[1] != 1:
+        return None
+    return quotient.xreplace({count: whole for whole, count in counts.items()})
+
+
+def _in_quotients(expr: sympy.Expr, counts: dict[sympy.Expr, sympy.Dummy]) -> sympy.Expr:
+    """Return an expression with `m % 4` as `m - 4 q`, and `-m % 4` as `4 q - m`; `counts` gets the quotients that q stands for."""
+
+    def without_remainder(number: sympy.Expr, step: sympy.Expr) -> sympy.Expr | None:
+        if not step.is_Integer:
+            return None
+        constant, rest = _without_inner_remainders(number, step).as_coeff_Add()
+        filled = rest.could_extract_minus_sign()
+        size = -rest - constant % -step if filled else rest + constant % step
+        whole = torch_sympy.FloorDiv(size + (step - 1 if filled else 0), step)
+        times = step * counts.setdefault(whole, sympy.Dummy(integer=True))
+        plain = _with_remainders(size, without_remainder)
+        return times - plain if filled else plain - times
+
+    return _with_remainders(expr, without_remainder)
+
+
+def _without_inner_remainders(expr: sympy.Expr, step: sympy.Expr) -> sympy.Expr:
+    """Return a number that has the same remainder by a divisor: `4 - m` for `4 - m % 4`."""
+    return sympy.Add(
+        *(
+            factor * rest.args[0] if isinstance(rest, REMAINDERS) and rest.args[1] == step else factor * rest
+            for factor, rest in (term.as_coeff_Mul() for term in sympy.Add.make_args(sympy.expand(expr)))
+        )
+    )
+
+
+def _with_remainders(expr: sympy.Expr, replaced: Callable[[sympy.Expr, sympy.Expr], sympy.Expr | None]) -> sympy.Expr:
+    """Return an expression with others for its outer remainders."""
+    if isinstance(expr, REMAINDERS) and (new := replaced(*expr.args)) is not None:
+        return new
+    return expr if expr.is_Atom else expr.func(*(_with_remainders(each, replaced) for each in expr.args))
 
 
 def without_needless_extrema(
@@ -118,10 +165,22 @@ def is_zero_exactly(expr: sympy.Expr) -> bool:
 
     So is `b n % 4 b`, and `b n - 4 (b n // 4)`, with `n = m + (-m % 4)`.
     """
-    exact = expr.replace(torch_sympy.FloorDiv, _exact_quotient)
+    exact = expr
+    if expr.has(*REMAINDERS) and sympy.expand(_in_quotients(expr, {})) == 0:
+        return True
+    for kind in REMAINDERS:
+        exact = exact.replace(kind, lambda number, divisor, kind=kind: _remainder_of_filled(kind, number, divisor))
+    exact = exact.replace(torch_sympy.FloorDiv, _exact_quotient)
     for kind in REMAINDERS:
         exact = exact.replace(kind, lambda number, divisor, kind=kind: _exact_remainder(kind, number, divisor))
     return bool(sympy.expand(exact) == 0)
+
+
+def _remainder_of_filled(kind: type, number: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
+    is_product = bool(divisor.free_symbols)
+    return (
+        sympy.Integer(0) if is_product and _quotient_of_filled(number, divisor) is not None else kind(number, divisor)
+    )
 
 
 def _exact_quotient(number: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:

@@ -38,6 +38,26 @@ def _pitch_shift() -> nn.Module:
     return module
 
 
+class _Step(nn.Module):
+    """One segment of a streaming model, whose states are four tensors for each layer."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor, *states: torch.Tensor) -> Any:
+        """Return its results, the lengths and the next states."""
+        layers = [list(states[first : first + 4]) for first in range(0, len(states), 4)]
+        return self.model.infer(x, lengths, layers)  # type: ignore[operator]
+
+
+def _transcriber() -> nn.Module:
+    import torchaudio.models
+
+    transcriber: nn.Module = torchaudio.models.emformer_rnnt_model(**_RNNT).transcriber
+    return transcriber
+
+
 def _full(shape: tuple[int, ...], generator: torch.Generator, *, length: int) -> torch.Tensor:
     return torch.full(shape, length)
 
@@ -69,6 +89,40 @@ def _with_lengths(
     return ModuleCase(build, given, {"B": 2, **sizes}, {"B": 3, **sizes})
 
 
+def _step(build: Callable[[], nn.Module], width: int, frames: int, memory: int, left: int, features: int) -> ModuleCase:
+    """Return a case of one segment after 40 frames: memory and left context are full then, and their sizes stay."""
+    given = {"x": Given(("B", frames, features)), "lengths": Given(("B",), partial(_full, length=frames))}
+    for layer in range(2):
+        shapes = {"memory": memory, "keys": left, "values": left}
+        given |= {f"{name}_{layer}": Given((count, "B", width)) for name, count in shapes.items()}
+        given[f"past_{layer}"] = Given((1, "B"), partial(_full, length=40))
+    return ModuleCase(lambda: _Step(build()), given, {"B": 2}, {"B": 3})
+
+
+_RNNT = {
+    "input_dim": 20,
+    "encoding_dim": 32,
+    "num_symbols": 10,
+    "segment_length": 8,
+    "right_context_length": 4,
+    "time_reduction_input_dim": 8,
+    "time_reduction_stride": 2,
+    "transformer_num_heads": 2,
+    "transformer_ffn_dim": 32,
+    "transformer_num_layers": 2,
+    "transformer_dropout": 0.0,
+    "transformer_activation": "gelu",
+    "transformer_left_context_length": 4,
+    "transformer_max_memory_size": 0,
+    "transformer_weight_init_scale_strategy": "depthwise",
+    "transformer_tanh_on_mem": True,
+    "symbol_embedding_dim": 16,
+    "num_lstm_layers": 1,
+    "lstm_layer_norm": True,
+    "lstm_layer_norm_epsilon": 1e-3,
+    "lstm_dropout": 0.0,
+}
+_EMFORMER = {"left_context_length": 3, "right_context_length": 1}
 _WAV2VEC2 = {
     "extractor_mode": "group_norm",
     "extractor_conv_layer_config": [(16, 10, 5), (16, 3, 2), (16, 2, 2)],
@@ -115,12 +169,22 @@ _MODELS: Mapping[str, ModuleCase] = {
         _model("DeepSpeech", 16, 32, 10), {"x": Given(("B", 1, "T", 16))}, {"B": 2, "T": 40}, {"B": 3, "T": 53}
     ),
     "Emformer": _with_lengths(_model("Emformer", 16, 4, 32, 2, 4, right_context_length=1), ("B", 17, 16), 16),
+    "Emformer of any length": _with_lengths(_model("Emformer", 16, 4, 32, 2, 4, **_EMFORMER), ("B", "T", 16), 16, T=17),
+    "Emformer step": _step(_model("Emformer", 16, 4, 32, 2, 4, **_EMFORMER), 16, 5, 0, 3, 16),
+    "Emformer with memory": _with_lengths(
+        _model("Emformer", 16, 4, 32, 2, 4, max_memory_size=2, **_EMFORMER), ("B", 17, 16), 16
+    ),
+    "Emformer with memory, step": _step(
+        _model("Emformer", 16, 4, 32, 2, 4, max_memory_size=2, **_EMFORMER), 16, 5, 2, 3, 16
+    ),
     "HDemucs": ModuleCase(
         _model("HDemucs", ["drums", "other"], channels=8, nfft=1024, depth=4),
         {"x": Given(("B", 2, 16384))},
         {"B": 1},
         {"B": 2},
     ),
+    "RNN-T transcriber": _with_lengths(_transcriber, ("B", 36, 20), 32),
+    "RNN-T transcriber, step": _step(_transcriber, 16, 12, 0, 2, 20),
     "SquimObjective": _sound(_model("squim_objective_model", **_SQUIM), 800, 1200),
     "Wav2Letter": ModuleCase(
         _model("Wav2Letter", 10, "waveform", 1),

@@ -78,6 +78,21 @@ def test_rotary_embedding_with_a_complex_buffer() -> None:
     )
 
 
+def test_rotary_embedding_whose_angles_are_computed_in_the_graph() -> None:
+    def model(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inverse = 1.0 / 100.0 ** (torch.arange(0, q.shape[-1], 2).float() / q.shape[-1])
+        angles = torch.outer(torch.arange(q.shape[1]).float(), inverse)
+        turns = torch.polar(torch.ones_like(angles), angles)[None, :, None]
+        pairs = (torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) for x in (q, k))
+        return tuple(torch.view_as_real(pair * turns).flatten(3) for pair in pairs)
+
+    check(
+        model,
+        *((torch.randn(b, t, 3, 8), torch.randn(b, t, 2, 8)) for b, t in ((2, 6), (1, 1), (3, 17))),
+        dynamic_axes={f"input_{i}": {0: "B", 1: "T"} for i in (0, 1)},
+    )
+
+
 @pytest.mark.parametrize("function", [torch.abs, torch.conj, lambda x: x * x[:1]])
 def test_a_complex_input_is_pairs(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x, other = (torch.randn(size, 2, dtype=torch.complex64) for size in (3, 5))

@@ -78,6 +78,15 @@ def test_loops_that_depend_on_data_are_refused() -> None:
         check(loop, (torch.zeros(3),))
 
 
+@pytest.mark.parametrize("axes", [{}, AXES])
+def test_loops_whose_tensors_grow_are_refused_with_the_line(axes: dict[str, dict[int, str]]) -> None:
+    def loop(x: torch.Tensor) -> Any:
+        return while_loop(lambda i, x: i < 10, lambda i, x: (i + 1, torch.cat([x, x[-1:]])), (torch.tensor(0), x))
+
+    with pytest.raises(CaptureError, match=r"at test_control_flow\.py:\d+: a loop carries a tensor whose shape"):
+        check(loop, (torch.zeros(3),), dynamic_axes=axes)
+
+
 def test_branches_taken_by_a_size_are_captured_for_that_size_or_refused() -> None:
     def by_size(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.shape[0] > 4, lambda x: x + 1, lambda x: x - 1, (x,))

@@ -105,6 +105,32 @@ def test_scatter_of_integers(name: str) -> None:
     check(SCATTERS[name], (torch.randint(-9, 9, (2, 5)), torch.randint(-9, 9, (2, 4))))
 
 
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+def test_scatter_reduce_at_other_sizes(reduce: str, include: bool) -> None:
+    """Rows that get several values, and rows that get none."""
+    torch.manual_seed(0)
+
+    def model(x: torch.Tensor, source: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = index[0, :, None].expand(-1, source.shape[0])
+        return (
+            x.scatter_reduce(1, index, source, reduce, include_self=include),
+            x.mT.scatter_reduce(0, rows, source.mT, reduce, include_self=include),
+        )
+
+    def given(rows: int, size: int, count: int) -> tuple[torch.Tensor, ...]:
+        index = torch.randint(0, size, (rows, count))
+        return torch.randn(rows, size), torch.randn(rows, count), index
+
+    check(
+        model,
+        given(2, 5, 4),
+        given(3, 7, 9),
+        given(2, 11, 1),
+        dynamic_axes={"input_0": {0: "B", 1: "T"}, "input_1": {0: "B", 1: "S"}, "input_2": {0: "B", 1: "S"}},
+    )
+
+
 def test_scatter_at_another_size() -> None:
     check(
         lambda x, index: torch.zeros_like(x).scatter_add(1, index, x),

@@ -1,4 +1,4 @@
-"""Refusals tell their cause first, and what their advice proposes is exported."""
+"""Refusals tell their cause first, with the user's line, and what their advice proposes is exported and right at three sizes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.errors import CaptureError, T2NError
+from generic_export.inference_target.example import ExampleRun
+from generic_export.inference_target.tract.engines.wheel import TractWheel
+from generic_export.torch_graph.nested import FlatCall, resize_example
 
 ROWS = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
 FREE = {"x": {0: "B", 1: "S"}}
@@ -111,7 +115,37 @@ def doubled_eight_times(self: Written, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def grown(self: Written, x: torch.Tensor) -> torch.Tensor:
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, torch.cat([x, x[:, -1:]], 1)), (torch.tensor(0), x))[1]
+
+
+def grown_three_times(self: Written, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = torch.cat([x, x[:, -1:]], 1)
+    return x
+
+
+def numbered_by_numpy(self: Written, x: torch.Tensor) -> torch.Tensor:
+    return x * torch.from_numpy(np.arange(x.shape[1], dtype=np.float32)).unsqueeze(-1)
+
+
+def scaled_by_numpy(self: Written, x: torch.Tensor) -> torch.Tensor:
+    return x / np.sqrt(x.shape[1])
+
+
 REFUSALS = {
+    "a loop whose tensors grow": Refusal(
+        grown, "a loop carries a tensor whose shape", "fixed number", grown_three_times
+    ),
+    "NumPy numbers positions": Refusal(
+        numbered_by_numpy,
+        "NumPy computes with a size",
+        "torch.arange for np.arange",
+        lambda self, x: x * torch.arange(x.shape[1], dtype=torch.float32).unsqueeze(-1),
+    ),
+    "NumPy computes with a size": Refusal(
+        scaled_by_numpy, "NumPy computes with a size", "Python's integers", lambda self, x: x / x.shape[1] ** 0.5
+    ),
     "NumPy": Refusal(by_numpy, "NumPy computes with a tensor", "Use torch", lambda self, x: torch.tanh(x)),
     "a sparse tensor": Refusal(sparse, "a sparse tensor", "dense tensors", lambda self, x: torch.mm(x[0], x[0].T)),
     "a nested tensor": Refusal(
@@ -161,6 +195,8 @@ REFUSALS = {
         (torch.randn(2, 4, 5),),
     ),
 }
+WITHOUT_LINE = {"an object of a class", "a result of a class", "a module that fails"}
+"""What is wrong there is what the module is given or returns."""
 GIVEN = {
     "a packed sequence": (ROWS, torch.tensor([5, 3])),
     "an object of a class": (ROWS, SimpleNamespace(scale=torch.ones(3))),
@@ -177,14 +213,26 @@ def test_a_refusal_tells_its_cause_and_its_advice_is_exported(name: str, tmp_pat
     refusal = caught.value
     assert row.cause in refusal.message and row.advice in str(refusal.hint), str(refusal)
     assert "torch.jit" not in refusal.message
-    made = export_model_to_nnef(
-        Written(row.followed),
-        row.args or args,
-        tmp_path / "followed",
-        TractNNEF(dynamic_axes=FREE if row.axes is None else row.axes),
-        log_level=None,
-    )
-    assert made.exists()
+    assert name in WITHOUT_LINE or re.search(r"test_causes\.py:\d+", refusal.message), refusal.message
+    _check_at_three_sizes(row, row.args or args, tmp_path / "followed")
+
+
+def _check_at_three_sizes(row: Refusal, args: tuple[Any, ...], path: Path) -> None:
+    axes = FREE if row.axes is None else row.axes
+    model = Written(row.followed).eval()
+    call = FlatCall.of(model, args, {})
+    archive = export_model_to_nnef(model, args, path, TractNNEF(dynamic_axes=axes, check_io=False), log_level=None)
+    with TractWheel(timeout_seconds=60).load(archive) as engine:
+        for sizes in ({"B": 2, "S": 5}, {"B": 1, "S": 8}, {"B": 3, "S": 11}):
+            tensors = [
+                resize_example(
+                    tensor, [sizes.get(axes.get(name, {}).get(axis), size) for axis, size in enumerate(tensor.shape)]
+                )
+                for name, tensor in zip(call.names, call.tensors, strict=True)
+            ]
+            run = ExampleRun.of(model, call.arguments(tensors)[0])
+            for answer, expected in zip(engine.run(list(run.inputs)), run.outputs, strict=True):
+                np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_record_of_attempts(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ def masked(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 FORMS = {
     "mask": (lambda x, k: x * (torch.arange(int(k.max())) < k.unsqueeze(1)), LENGTHS),
     "slice by the longest": (lambda x, k: x[:, : int(k.max())], LENGTHS),
+    "slice by a tensor": (lambda x, k: x[:, : k.max()], LENGTHS),
+    "slice from a tensor": (lambda x, k: torch.cat([x[:, k:], x[:, : k - 1]], 1), K),
     "slice by an item": (lambda x, k: x[:, : k.item()], K),
     "range": (lambda x, k: x.sum() + torch.arange(int(k)), K),
     "repeat": (lambda x, k: x.repeat(int(k), 1), K),

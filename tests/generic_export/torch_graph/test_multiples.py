@@ -180,9 +180,8 @@ class Filled(nn.Module):
 
 def test_what_stands_for_a_module_is_compared_at_multiples() -> None:
     axes: DynamicAxes = {"x": {1: DynamicSize("T", 4)}}
-    assert [stand.how for stand in capture_fallbacks(Filled().eval(), lengths(2, 8), {}, axes, ["x"])][
-        -1
-    ] == "torch.jit.trace"
+    fallbacks = capture_fallbacks(Filled().eval(), lengths(2, 8), {}, axes, ["x"])
+    assert "torch.jit.trace" in [fallback.how for fallback in fallbacks]
 
 
 def test_what_a_module_divides_by_is_tried_and_told(tmp_path: Path) -> None:

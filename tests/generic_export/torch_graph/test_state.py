@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.compat import scan_operator
+from generic_export.inference_target.tract.engines.wheel import TractWheel
 from generic_export.torch_graph.state import state_kept
 
 
@@ -153,6 +155,33 @@ def test_the_archive_holds_the_state_that_the_first_call_saw(tmp_path: Path) -> 
             module, (torch.rand(2, 3),), tmp_path / "counting", TractNNEF(dynamic_axes={"x": {0: "B"}})
         )
     assert_untouched(module, before)
+
+
+class Cached(nn.Module):
+    """Reads its buffers after it has written to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("cache", torch.zeros(16, 3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.count += 1
+        self.cache[: x.shape[0]] = x
+        rows = self.cache[: x.shape[0]] * 2 + self.count
+        self.cache[0] += 1
+        self.count.mul_(3)
+        return rows * self.count + self.cache[0], self.cache
+
+
+@pytest.mark.filterwarnings("ignore:.*writes to")
+def test_a_buffer_that_is_read_after_it_is_written(tmp_path: Path) -> None:
+    x, target = torch.randn(4, 3), TractNNEF(dynamic_axes={"x": {0: "N"}})
+    archive = export_model_to_nnef(Cached(), x, tmp_path / "cached", target, compression_level=None)
+    with TractWheel(timeout_seconds=60).load(archive) as engine:
+        for rows in (x, torch.randn(1, 3), torch.randn(9, 3)):
+            for answer, expected in zip(engine.run([rows.numpy()]), Cached()(rows), strict=True):
+                np.testing.assert_allclose(answer, expected.numpy(), rtol=1e-6)
 
 
 def test_an_output_that_is_the_state_itself(tmp_path: Path) -> None:
