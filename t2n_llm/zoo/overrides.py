@@ -114,6 +114,11 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
         }
     },
     **dict.fromkeys(("llava_next", "llava_next_video", "llava_onevision"), _TILES),
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
+    **{
+        kind: {"encoder_config": {"hidden_dim": 64, "dim_head": 16}}
+        for kind in ("granite_speech", "granite_speech_plus")
+    },
     "vipllava": {"vision_feature_layers": [-1, -2]},
 }
 

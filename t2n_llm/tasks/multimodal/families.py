@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from generic_export.errors import OptionError, UnknownArchitectureError
+from generic_export.errors import OptionError
+from t2n_llm.tasks.models import TASK_MODELS
 from t2n_llm.tasks.multimodal.family import (
     FRAME_MASK,
     IMAGES,
@@ -21,7 +22,8 @@ from t2n_llm.tasks.multimodal.family import (
     Senses,
     Sight,
 )
-from t2n_llm.tasks.multimodal.images import image_family
+from t2n_llm.tasks.multimodal.features import feature_family
+from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT
 
 _FRAMES_PER_POSITION = 2  # the encoder's second convolution has a stride of 2
 
@@ -117,19 +119,16 @@ def family_of(
         UnknownArchitectureError: none is known for its `model_type`.
         OptionError: a size is given, and the model has one of its own; or it is for another task.
     """
-    family = _HEARS.get(config.model_type)
-    needed = IMAGES.task if family is None else family.medium.task
-    if task not in (None, needed):
-        if family is None:
-            raise UnknownArchitectureError(
-                f"{task}: models of type {config.model_type!r} are not supported yet.",
-                f"Supported: {', '.join(_HEARS)}.",
-            )
+    hears = config.model_type in TASK_MODELS[AUDIO_TEXT_TO_TEXT].only
+    medium = SOUND if hears else IMAGES
+    if task not in (None, medium.task):
         raise OptionError(
-            f"--task {task}: models of type {config.model_type!r} need --task {needed}.", f"Use --task {needed}."
+            f"--task {task}: models of type {config.model_type!r} need --task {medium.task}.",
+            f"Use --task {medium.task}.",
         )
+    family = _HEARS.get(config.model_type)
     if family is None:
-        return image_family(config, image_size, trust_remote_code)
+        return feature_family(medium, config, image_size, trust_remote_code)
     if image_size is not None:
         raise OptionError(f"--image-size {image_size}: this model takes no images.", "Omit it.")
     return family

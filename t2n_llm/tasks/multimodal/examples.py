@@ -1,7 +1,7 @@
-"""What one image of a fixed size is for a model: the shape of its pixels, and the further arguments that the size decides.
+"""What one image or segment of sound is for a model: the shape of its tensor, and the further arguments that the size decides.
 
-In: a transformers config, and the parameters of the model's `get_image_features`. Out: candidates, of which the first that runs is
-meant. The names of the parameters say how a model takes images: transformers uses the same ones in all models.
+In: a transformers config, and the parameters of the model's `get_image_features` or `get_audio_features`. Out: candidates, of which
+the first that runs is meant. The names of the parameters say how a model takes images: transformers uses the same ones everywhere.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE
 
 _ANY_SIZE = ("image_grid_thw", "spatial_shapes", "target_sizes", "image_position_ids")
 _MOST_TILES = 12
+_FRAMES = 3000  # half a minute in steps of 10 ms
 _COMMON_SIDE = 4  # of patches that are joined in pairs, twice
 
 
 @dataclass(frozen=True)
-class ImageExample:
+class Example:
     """How one image is passed to `get_image_features`.
 
     Attributes:
@@ -46,7 +47,7 @@ def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
     return any(name in parameters for name in _ANY_SIZE) or _is_pixtral(config)
 
 
-def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[ImageExample]:
+def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[Example]:
     """Return the ways in which a model may take an image.
 
     Args:
@@ -65,34 +66,53 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
         side = vision.side(image_size, factor)
         mask = torch.ones((1, side * side), dtype=torch.int64)
         known = {"spatial_shapes": torch.tensor([[side, side]]), "pixel_attention_mask": mask}
-        yield ImageExample((1, side * side, vision.channels * vision.patch**2), known)
+        yield Example((1, side * side, vision.channels * vision.patch**2), known)
     elif "target_sizes" in parameters:
         side = vision.side(image_size, _COMMON_SIDE)
         shape = (1, vision.channels, vision.patch, side * side * vision.patch)
-        yield ImageExample(shape, {"target_sizes": torch.tensor([[side, side]])}, axis=3)
+        yield Example(shape, {"target_sizes": torch.tensor([[side, side]])}, axis=3)
     elif "image_position_ids" in parameters:
         side = vision.side(
             image_size, _first(getattr(config, "vision_config", config), "pooling_kernel_size", default=1)
         )
         row, column = torch.arange(side * side) // side, torch.arange(side * side) % side
         places = {"image_position_ids": torch.stack((column, row), dim=-1)[None]}
-        yield ImageExample((1, side * side, vision.channels * vision.patch**2), places)
+        yield Example((1, side * side, vision.channels * vision.patch**2), places)
     elif "pixel_attention_mask" in parameters:  # tiles of an image, all of them whole
-        yield ImageExample((1, 1, *vision.square()), axis=1)
-        yield ImageExample((1, *vision.square()))
+        yield Example((1, 1, *vision.square()), axis=1)
+        yield Example((1, *vision.square()))
     elif "image_sizes" in parameters:
         side = vision.pixels(image_size) if _is_pixtral(config) else vision.image_size
         sizes = {"image_sizes": torch.tensor([[side, side]])}
         if not _is_pixtral(config):
-            yield ImageExample((1, *vision.square()))
-        yield ImageExample((1, vision.channels, side, side), sizes)
+            yield Example((1, *vision.square()))
+        yield Example((1, vision.channels, side, side), sizes)
         for tiles in range(2, _MOST_TILES):
-            yield ImageExample((1, tiles, *vision.square()), sizes)
+            yield Example((1, tiles, *vision.square()), sizes)
     else:
-        yield ImageExample((1, *vision.square()))
+        yield Example((1, *vision.square()))
 
 
-def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None) -> Iterator[ImageExample]:
+def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[Example]:
+    """Return the ways in which a model may take a segment of sound.
+
+    Args:
+        config: transformers config.
+        parameters: names, of `get_audio_features`.
+    """
+    audio = next(
+        (found for name in ("audio_config", "encoder_config") if (found := getattr(config, name, None)) is not None),
+        config,
+    )
+    width = _first(audio, "num_mel_bins", "input_dim", default=128)
+    frames = 2 * _first(audio, "max_source_positions", default=_FRAMES // 2)
+    whole = torch.ones((1, frames), dtype=torch.int64)
+    mask = {name: whole for name in ("input_features_mask", "padding_mask") if name in parameters}
+    yield Example((1, width, frames), mask)
+    yield Example((1, frames, width), mask)
+
+
+def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None) -> Iterator[Example]:
     """Return images in patches, one a row, in the order of the processor."""
     side = vision.side(image_size, vision.merge)
     known = {"image_grid_thw": torch.tensor([[1, side, side]])}
@@ -100,8 +120,8 @@ def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None)
         known["image_merge_sizes"] = torch.tensor([vision.merge])
     rows, square = side * side, (vision.patch, vision.patch)
     for frames in dict.fromkeys((vision.frames, 1, 2)):
-        yield ImageExample((rows, vision.channels * frames * math.prod(square)), known)
-    yield ImageExample((rows, vision.channels, *square), known)
+        yield Example((rows, vision.channels * frames * math.prod(square)), known)
+    yield Example((rows, vision.channels, *square), known)
 
 
 @dataclass(frozen=True)
@@ -171,4 +191,4 @@ def _first(config: Any, *names: str, default: Any) -> Any:
     return default
 
 
-__all__ = ["ImageExample", "image_examples", "takes_any_size"]
+__all__ = ["Example", "image_examples", "sound_examples", "takes_any_size"]

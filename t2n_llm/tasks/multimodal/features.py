@@ -1,13 +1,13 @@
-"""Vision-language models for images of one size, through the interface that transformers gives all of them.
+"""Models that see images or hear sound of one size, through the interface that transformers gives all of them.
 
-`get_image_features` makes rows of embeddings of an image. What depends on its size alone (a grid of patches, windows, positions) is
-known during the capture and becomes constants. In: a config. Out: an `ImageFamily`.
+`get_image_features` and `get_audio_features` make rows of embeddings. What depends on the size alone (a grid of patches, windows,
+positions) is known during the capture and becomes constants. In: a config. Out: a `FeatureFamily`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,19 +19,23 @@ from torch.overrides import TorchFunctionMode
 from generic_export.errors import OptionError, UnknownArchitectureError
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
-from t2n_llm.tasks.multimodal.family import PER_LAYER, POSITIONS, TOKEN_TYPES, Senses, Sight
-from t2n_llm.tasks.multimodal.image_example import ImageExample, image_examples, takes_any_size
+from t2n_llm.tasks.multimodal.examples import Example, image_examples, sound_examples, takes_any_size
+from t2n_llm.tasks.multimodal.family import IMAGES, PER_LAYER, POSITIONS, SOUND, TOKEN_TYPES, Medium, Senses, Sight
 
-_FEATURES = "get_image_features"
 _MODALITY_TYPES = "mm_token_type_ids"
-_TOKEN_FIELDS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
+_FUNCTIONS = {IMAGES.task: "get_image_features", SOUND.task: "get_audio_features"}
+_TOKEN_FIELDS = {
+    IMAGES.task: ("image_token_id", "image_token_index", "media_placeholder_token_id"),
+    SOUND.task: ("audio_token_id", "audio_token_index"),
+}
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFamily(Senses):
-    """A model that puts rows of images in the place of a token.
+class FeatureFamily(Senses):
+    """A model that puts rows of images or sound in the place of a token.
 
     Attributes:
+        sensed: images or sound.
         network: transformers' model, without weights.
         example: how it takes an image.
         rows: how many rows an image becomes.
@@ -39,11 +43,17 @@ class ImageFamily(Senses):
         stacks_images: whether the encoder reads several images at once.
     """
 
+    sensed: Medium
     network: Any
-    example: ImageExample
+    example: Example
     rows: int
     stacked: int
     stacks_images: bool
+
+    @property
+    def medium(self) -> Medium:  # type: ignore[override]
+        """See `Family`."""
+        return self.sensed
 
     @cached_property
     def decoder_input(self) -> str | None:
@@ -57,7 +67,7 @@ class ImageFamily(Senses):
 
     def image_token_id(self, config: Any) -> int:
         """See `Family`."""
-        return _token_of(config)
+        return int(_token_of(self.medium, config))
 
     def rows_per_image(self, config: Any) -> int:
         """See `Family`."""
@@ -76,7 +86,7 @@ class ImageFamily(Senses):
 
     def sight(self, network: Any) -> Sight:
         """See `Family`."""
-        return Sight(self.example.known, _look(network))
+        return Sight(self.example.known, _look(self.medium, network))
 
     def reference_inputs(self, config: Any, is_image: torch.Tensor, pixels: torch.Tensor) -> dict[str, Any]:
         """See `Family`."""
@@ -87,7 +97,7 @@ class ImageFamily(Senses):
         if not len(pixels):
             return {name: value for name, value in given.items() if name == TOKEN_TYPES}
         stacked = pixels if self.stacks_images else torch.cat(list(pixels), dim=self.example.axis)
-        return {**given, "pixel_values": stacked, **self._known(len(pixels))}
+        return {**given, self.medium.input_name: stacked, **self._known(len(pixels))}
 
     def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
         """See `Family`; the model's own code says them, for the tokens of a prompt and for as many after it."""
@@ -124,16 +134,18 @@ class ImageFamily(Senses):
         return 3
 
 
-def _features_of(network: Any) -> Any:
-    """Return what makes rows of an image; None where a model has no such function."""
-    found = (getattr(each, _FEATURES, None) for each in (network.base_model, network))
+def _features_of(medium: Medium, network: Any) -> Any:
+    """Return what makes rows of an image or of a segment of sound; None where a model has no such function."""
+    found = (getattr(each, _FUNCTIONS[medium.task], None) for each in (network.base_model, network))
     return next((each for each in found if each is not None), None)
 
 
-def _look(network: Any) -> Callable[[torch.Tensor, Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]]:
+def _look(
+    medium: Medium, network: Any
+) -> Callable[[torch.Tensor, Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]]:
     def look(pixels: torch.Tensor, known: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with _EveryImageIsReal(pixels):
-            found = _features_of(network)(pixel_values=pixels, **known, return_dict=True)
+            found = _features_of(medium, network)(**{medium.input_name: pixels}, **known, return_dict=True)
         if isinstance(found.pooler_output, torch.Tensor) and found.pooler_output.ndim == 3:
             return (found.pooler_output,)
         return tuple(
@@ -163,19 +175,22 @@ class _EveryImageIsReal(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def image_family(config: Any, image_size: int | None, trust_remote_code: bool = False) -> ImageFamily:
-    """Return how a model sees.
+def feature_family(
+    medium: Medium, config: Any, image_size: int | None, trust_remote_code: bool = False
+) -> FeatureFamily:
+    """Return how a model sees or hears.
 
     Args:
+        medium: images or sound.
         config: transformers config.
         image_size: height and width of the images in pixels, for models that take any; None takes the model's own, or 448.
         trust_remote_code: allow code that comes with the model.
 
     Raises:
-        UnknownArchitectureError: images do not become rows of embeddings in it, or in no way that is known here.
+        UnknownArchitectureError: the model does not make rows of embeddings, or in no way that is known here.
         OptionError: a size is given, and the model has one of its own; or it does not fit the model's patches.
     """
-    return _family_of(_Key(config, config.to_json_string(use_diff=False)), image_size, trust_remote_code)
+    return _family_of(medium, _Key(config, config.to_json_string(use_diff=False)), image_size, trust_remote_code)
 
 
 @dataclass(frozen=True)
@@ -193,38 +208,48 @@ class _Key:
 
 
 @lru_cache(maxsize=4)
-def _family_of(key: _Key, image_size: int | None, trust_remote_code: bool) -> ImageFamily:
+def _family_of(medium: Medium, key: _Key, image_size: int | None, trust_remote_code: bool) -> FeatureFamily:
     config = key.config
     network: Any = instantiate(MULTIMODAL_MODEL, config, torch.float32, "eager", "eager", trust_remote_code).to("meta")
-    features = _features_of(network)
-    if features is None or _token_of(config) is None:
+    features = _features_of(medium, network)
+    if features is None or _token_of(medium, config) is None:
         raise UnknownArchitectureError(
-            f"models of type {config.model_type!r} do not replace tokens with image features.",
+            f"models of type {config.model_type!r} do not replace tokens with {medium.noun} features.",
             "Use --task text-generation for the text model.",
         )
-    parameters = inspect.signature(features).parameters
-    if image_size is not None and not takes_any_size(config, parameters):
-        own = getattr(getattr(config, "vision_config", None), "image_size", None)
-        raise OptionError(f"--image-size {image_size}: this model's images have {own} pixels.", "Omit it.")
     refusals: list[Exception] = []
-    for example in image_examples(config, parameters, image_size):
-        sight = Sight(example.known, _look(network))
+    for example in _examples(medium, config, inspect.signature(features).parameters, image_size):
         try:
             with torch.no_grad():
-                found = EncoderModule(network, sight)(torch.empty(example.pixels, device="meta"))
+                encoder = EncoderModule(network, Sight(example.known, _look(medium, network)))
+                found = encoder(torch.empty(example.pixels, device="meta"))
         except Exception as error:  # whatever a model raises for another shape
             refusals.append(error)
             continue
         stacks = not example.known and len(example.pixels) == 4 and found[0].ndim == 3
-        return ImageFamily(network, example, found[0].flatten(0, -2).shape[0], len(found) - 1, stacks)
+        rows = found[0].flatten(0, -2).shape[0]
+        return FeatureFamily(medium, network, example, rows, len(found) - 1, stacks)
+    tried = "; ".join(map(str, refusals))
     raise UnknownArchitectureError(
-        f"models of type {config.model_type!r}: {_FEATURES} does not run for an image: {'; '.join(map(str, refusals))}.",
-        "Report the model type.",
+        f"models of type {config.model_type!r}: {_FUNCTIONS[medium.task]} does not run for one {medium.noun}: {tried}.",
+        "Use --task text-generation for the text model.",
     ) from refusals[0]
 
 
-def _token_of(config: Any) -> Any:
-    return next((found for name in _TOKEN_FIELDS if (found := getattr(config, name, None)) is not None), None)
+def _examples(medium: Medium, config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[Example]:
+    if medium is SOUND:
+        if image_size is not None:
+            raise OptionError(f"--image-size {image_size}: this model takes no images.", "Omit it.")
+        return sound_examples(config, parameters)
+    if image_size is not None and not takes_any_size(config, parameters):
+        own = getattr(getattr(config, "vision_config", None), "image_size", None)
+        raise OptionError(f"--image-size {image_size}: this model's images have {own} pixels.", "Omit it.")
+    return image_examples(config, parameters, image_size)
 
 
-__all__ = ["ImageFamily", "image_family"]
+def _token_of(medium: Medium, config: Any) -> Any:
+    names = _TOKEN_FIELDS[medium.task]
+    return next((found for name in names if (found := getattr(config, name, None)) is not None), None)
+
+
+__all__ = ["FeatureFamily", "feature_family"]
