@@ -80,6 +80,10 @@ class Family(Protocol):
     def masked(self) -> bool:
         """Whether the encoder is told how long each segment is (`FRAME_MASK`), and only the first of its rows are used."""
 
+    @property
+    def position_axes(self) -> int:
+        """How many coordinates a position has."""
+
     def image_token_id(self, config: Any) -> int:
         """Return the id that stands for a row of an image in a prompt."""
 
@@ -108,7 +112,7 @@ class Family(Protocol):
         """
 
     def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
-        """Return the positions int64 [3, 1, S] of a text's tokens, from its start.
+        """Return the positions int64 [axes, 1, S] of a text's tokens, from its start.
 
         Args:
             config: of the model.
@@ -121,6 +125,11 @@ class Senses(ABC):
 
     medium: ClassVar[Medium] = IMAGES
     masked: ClassVar[bool] = False
+
+    @property
+    def position_axes(self) -> int:
+        """See `Family`."""
+        return 3
 
     def image_token_id(self, config: Any) -> int:
         """See `Family`."""

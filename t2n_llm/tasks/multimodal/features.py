@@ -107,31 +107,34 @@ class FeatureFamily(Senses):
         if not images:
             return self._counted(len(is_image), 0)
         end = int(np.flatnonzero(is_image)[-1]) + 1
-        flags = torch.from_numpy(is_image[None, :end])
-        token = self.image_token_id(config)
-        index = self.network.base_model.get_rope_index
+        found = self._indexed(torch.from_numpy(is_image[None, :end]), images)
+        return np.concatenate([found, self._counted(len(is_image) - end, int(found.max()) + 1)], axis=2)
+
+    @cached_property
+    def position_axes(self) -> int:
+        """See `Family`."""
+        return len(self._indexed(torch.ones((1, self.rows), dtype=torch.bool), 1))
+
+    def _indexed(self, is_image: torch.Tensor, images: int) -> np.ndarray:
+        """Return the positions of a prompt, as the model's own code finds them."""
+        token = _token_of(self.medium, self.network.config)
         given = {
-            "input_ids": torch.where(flags, token, 0 if token else 1),
-            "attention_mask": torch.ones_like(flags, dtype=torch.int64),
-            _MODALITY_TYPES: flags.int(),
+            "input_ids": torch.where(is_image, token, 0 if token else 1),
+            "attention_mask": torch.ones_like(is_image, dtype=torch.int64),
+            _MODALITY_TYPES: is_image.int(),
             **self._known(images),
         }
-        found, _ = index(
-            **{name: value for name, value in given.items() if name in inspect.signature(index).parameters}
-        )
-        after = self._counted(len(is_image) - end, int(found.max()) + 1)
-        return np.concatenate([found.numpy().astype(np.int64), after[: len(found)]], axis=2)
+        index = self.network.base_model.get_rope_index
+        taken = inspect.signature(index).parameters
+        found, _ = index(**{name: value for name, value in given.items() if name in taken})
+        positions: np.ndarray = found.numpy().astype(np.int64)
+        return positions
 
     def _counted(self, count: int, start: int) -> np.ndarray:
         return np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (self.position_axes, 1, count))
 
     def _known(self, images: int) -> dict[str, torch.Tensor]:
         return {name: torch.cat([value] * images) for name, value in self.example.known.items()}
-
-    @cached_property
-    def position_axes(self) -> int:
-        """How many coordinates a position has."""
-        return 3
 
 
 def _features_of(medium: Medium, network: Any) -> Any:

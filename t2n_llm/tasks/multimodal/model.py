@@ -197,7 +197,6 @@ def typical_inputs(
 
 
 _STEPS, _PAST = 5, 7  # hints, which never reach the graph
-_FURTHER = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (3, 1, _STEPS)}
 
 
 def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision: str | None) -> tuple[ModelGraph, ...]:
@@ -213,7 +212,9 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
 
     deepstack = family.deepstack_layers(config)
     rows = {deepstack_name(layer): meta(1, _STEPS, width, of=dtype) for layer in range(deepstack)}
-    further = {name: meta(*shape) for name, shape in _FURTHER.items() if name == family.decoder_input}
+    axes = family.position_axes if family.decoder_input == POSITIONS else 0
+    shapes = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (axes, 1, _STEPS)}
+    further = {name: meta(*shape) for name, shape in shapes.items() if name == family.decoder_input}
     layered = [PER_LAYER] if family.decoder_input == PER_LAYER else []
     if layered:
         text = config.get_text_config(decoder=True)
