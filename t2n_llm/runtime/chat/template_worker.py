@@ -172,19 +172,25 @@ class _Render:
         last = next((number for number in reversed(range(len(form))) if form[number]["role"] == "user"), None)
         if last is None:
             return True
-        content = form[last]["content"]
-        probe = [*form[:last], {**form[last], "content": _parts(_WORD) if isinstance(content, list) else _WORD}]
+        probe = [*form[:last], {**form[last], "content": _with_word(form[last]["content"])}]
         text = self._text([*probe, *form[last + 1 :]])
         printed = _PRINTED_PARTS in text and not any(_PRINTED_PARTS in each["content"] for each in messages)
         return _WORD in text.lower() and not printed
 
 
-def _parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
+def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _with_word(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """Return a content whose texts are a word; images and recordings stay."""
+    if isinstance(content, str):
+        return _WORD
+    return [{**part, "text": _WORD} if part["type"] == "text" else part for part in content]
 
 
 def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Yield a conversation with contents as texts, as lists of parts, and as lists of parts in user messages only."""
+    """Yield a conversation as it is, with contents as lists of parts, and as lists of parts in user messages only."""
     yield messages
     yield [{**each, "content": _parts(each["content"])} for each in messages]
     yield [{**each, "content": _parts(each["content"])} if each["role"] == "user" else each for each in messages]

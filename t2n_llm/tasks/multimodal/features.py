@@ -84,6 +84,18 @@ class FeatureFamily(Senses):
         del config
         return self.example.pixels[1:] if self.stacks_images else self.example.pixels
 
+    def image_side(self) -> int | None:
+        """See `Family`."""
+        return self.example.side
+
+    def joined_axis(self) -> int:
+        """See `Family`."""
+        return self.example.axis
+
+    def known(self, images: int) -> Mapping[str, torch.Tensor]:
+        """See `Family`."""
+        return {name: torch.cat([value] * images) for name, value in self.example.known.items()}
+
     def sight(self, network: Any) -> Sight:
         """See `Family`."""
         return Sight(self.example.known, _look(self.medium, network))
@@ -97,7 +109,7 @@ class FeatureFamily(Senses):
         if not len(pixels):
             return {name: value for name, value in given.items() if name == TOKEN_TYPES}
         stacked = pixels if self.stacks_images else torch.cat(list(pixels), dim=self.example.axis)
-        return {**given, self.medium.input_name: stacked, **self._known(len(pixels))}
+        return {**given, self.medium.input_name: stacked, **self.known(len(pixels))}
 
     def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
         """See `Family`; the model's own code says them, for the tokens of a prompt and for as many after it."""
@@ -114,7 +126,7 @@ class FeatureFamily(Senses):
             "input_ids": torch.where(flags, token, 0 if token else 1),
             "attention_mask": torch.ones_like(flags, dtype=torch.int64),
             _MODALITY_TYPES: flags.int(),
-            **self._known(images),
+            **self.known(images),
         }
         found, _ = index(
             **{name: value for name, value in given.items() if name in inspect.signature(index).parameters}
@@ -124,9 +136,6 @@ class FeatureFamily(Senses):
 
     def _counted(self, count: int, start: int) -> np.ndarray:
         return np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (self.position_axes, 1, count))
-
-    def _known(self, images: int) -> dict[str, torch.Tensor]:
-        return {name: torch.cat([value] * images) for name, value in self.example.known.items()}
 
     @cached_property
     def position_axes(self) -> int:
