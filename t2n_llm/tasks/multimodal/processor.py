@@ -5,7 +5,7 @@ In: an export folder, a text, files. Out: tokens and pixels; or an error that sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from generic_export.errors import ArchiveError, MissingExtraError, OptionError, 
 from t2n_llm.tasks.media.sensed import read_image
 from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.tasks.multimodal.family import FRAME_MASK, SOUND, Family
+from t2n_llm.tasks.multimodal.processed import items_of
 
 _READERS = ("image_processor", "feature_extractor")
 
@@ -111,7 +112,7 @@ class PromptProcessor:
                 f"Write one {self._noun} token in the prompt for each file, or omit --raw.",
             ) from error
         ids = tuple(int(token) for token in np.asarray(made["input_ids"]).reshape(-1))
-        pixels = self._items(made)
+        pixels = items_of(made, self.family, self.config)
         mask = made.get(FRAME_MASK) if self.family.masked else None
         frames = () if mask is None else tuple(int(count) for count in np.asarray(mask).sum(axis=1))
         self._check_rows(ids, pixels, frames)
@@ -147,43 +148,6 @@ class PromptProcessor:
             waveforms = [np.pad(waveform, (0, most - len(waveform))) for waveform in waveforms]
         return {"audio": waveforms, "sampling_rate": rate}
 
-    def _items(self, made: Mapping[str, Any]) -> np.ndarray:
-        """Return the images of a prompt, one after the other, in the shape that the archive takes.
-
-        Raises:
-            OptionError: they have another one.
-        """
-        family, shape = self.family, self.family.pixel_shape(self.config)
-        found = made.get(family.medium.input_name)
-        if found is None:
-            return np.zeros((0, *shape), np.float32)
-        array = np.asarray(found, np.float32)
-        axis = family.joined_axis()
-        if family.stacks_images:
-            items = array.reshape(-1, *shape) if array.shape[-len(shape) :] == shape else None
-        elif array.ndim == len(shape) and _without(array.shape, axis) == _without(shape, axis):
-            count, left = divmod(array.shape[axis], shape[axis])
-            items = None if left else np.stack(np.split(array, count, axis))
-        else:
-            items = None
-        if items is None or not self._is_of_size(made, len(items)):
-            side = family.image_side()
-            size = f", that of images of {side} x {side} pixels" if side is not None else ""
-            raise OptionError(
-                f"{self.folder}: its processor makes {family.medium.input_name} of shape {list(array.shape)}, and the "
-                f"archive takes {list(shape)}{size}.",
-                "Export with an --image-size that the processor keeps; preprocessor_config.json has its limits."
-                if side is not None
-                else "Use the preprocessor_config.json that belongs to the model.",
-            )
-        return items
-
-    def _is_of_size(self, made: Mapping[str, Any], count: int) -> bool:
-        """Say whether the processor tells of images what is a constant in the archive."""
-        wanted = self.family.known(count)
-        told = {name: np.asarray(made[name]) for name in wanted if name in made}
-        return all(np.array_equal(value, np.asarray(wanted[name])) for name, value in told.items())
-
     def _check_rows(self, ids: Sequence[int], pixels: np.ndarray, frames: Sequence[int]) -> None:
         """Refuse a prompt whose tokens are not as many as the rows of its images.
 
@@ -200,10 +164,6 @@ class PromptProcessor:
                 f"({len(pixels)} x {each}).",
                 f"Write one {self._noun} token in the prompt for each file, or omit --raw.",
             )
-
-
-def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    return (*shape[:axis], *shape[axis + 1 :])
 
 
 __all__ = ["PromptProcessor", "SensedPrompt"]

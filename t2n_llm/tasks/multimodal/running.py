@@ -36,7 +36,7 @@ class Pipeline:
         self._states = states
         self.engine_name, self.engine_version = parts[EMBED].engine_name, parts[EMBED].engine_version
 
-    def begin(self, ids: Sequence[int], pixels: np.ndarray, frames: Sequence[int] = ()) -> Reading:
+    def begin(self, ids: Sequence[int], pixels: np.ndarray, frames: Sequence[int] = ()) -> SensedText:
         """See all images, and return a text that begins with a prompt, nothing of which is read yet.
 
         Args:
@@ -46,7 +46,7 @@ class Pipeline:
         """
         decode = self._turns({}, [state.at_start(1) for state in self._states])
         rows = self._look(pixels, frames)
-        return Reading(self._parts[EMBED], decode, self._family, self._config, ids, rows)
+        return SensedText(self._parts[EMBED], decode, self._family, self._config, ids, rows)
 
     def _look(self, pixels: np.ndarray, frames: Sequence[int]) -> list[np.ndarray]:
         """Return the rows of all images, for the embeddings and for each of `deepstack_layers`; nothing without images."""
@@ -62,7 +62,7 @@ class Pipeline:
         ]
 
 
-class Reading:
+class SensedText:
     """A text that is read from its start: the rows of images come where the prompt has their tokens."""
 
     def __init__(
@@ -151,4 +151,4 @@ def frame_mask(frames: Sequence[int], length: int) -> np.ndarray:
     return (np.arange(length) < np.array(frames)[:, None]).astype(np.int64)
 
 
-__all__ = ["Pipeline", "Reading", "frame_mask", "open_pipeline"]
+__all__ = ["Pipeline", "SensedText", "frame_mask", "open_pipeline"]
