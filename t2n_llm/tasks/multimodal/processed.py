@@ -41,12 +41,12 @@ def items_of(made: Mapping[str, Any], family: Family, config: Any) -> np.ndarray
 def _without_padding(told: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     """Return it without the rows that fill up images [N, rows, width] to the most that the model has."""
     if _MASK in told:
-        rows, marked = _MASK, told[_MASK] > 0
+        rows, counts = _MASK, (told[_MASK] > 0).sum(axis=1)
     elif _PLACES in told:
-        rows, marked = _PLACES, (told[_PLACES] >= 0).all(axis=-1)
+        rows, counts = _PLACES, (told[_PLACES] >= 0).all(axis=-1).sum(axis=1)
     else:
         return dict(told)
-    most = int(marked.sum(axis=1).max())
+    most = int(counts.max())
     return {**told, **{key: told[key][:, :most] for key in (name, rows)}}
 
 
