@@ -35,7 +35,7 @@ _PER_CHARACTER = 4  # characters of output for each one of the messages, beyond 
 _LONGEST_MESSAGE = 400
 _COMPILED_NAME = "<template>"  # file name of the code that jinja2 compiles a text to
 _WORD = "t2nword0417"  # no template writes it by itself
-_PRINTED_PARTS = "[{'type': 'text', 'text': "  # a list of parts that a template prints instead of reading it
+_PRINTED_PARTS = "{'type': 'text', 'text': "  # a list of parts that a template prints instead of reading it
 
 # What ended a rendering: the template's own words, an error in it, a limit.
 REFUSED, FAILED, STOPPED = "refused", "failed", "stopped"
@@ -190,8 +190,12 @@ def _with_word(content: str | list[dict[str, str]]) -> str | list[dict[str, str]
 
 
 def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Yield a conversation as it is, with contents as lists of parts, and as lists of parts in user messages only."""
-    yield messages
+    """Yield a conversation with contents as texts, as lists of parts, and as lists of parts in user messages only.
+
+    One that has images, which come as parts, begins with lists: whoever reads parts finds nothing in a text.
+    """
+    if not any(isinstance(each["content"], list) for each in messages):
+        yield messages
     yield [{**each, "content": _parts(each["content"])} for each in messages]
     yield [{**each, "content": _parts(each["content"])} if each["role"] == "user" else each for each in messages]
 
@@ -233,7 +237,7 @@ def _error(message: str, line: int | None, kind: str = FAILED) -> dict[str, Any]
 
 def _reply(request: Mapping[str, Any]) -> dict[str, Any]:
     source, messages = request["template"], request["messages"]
-    given = sum(len(each["content"]) for each in messages)
+    given = sum(len(str(each["content"])) for each in messages)
     try:
         unread = _unread(source, request["named"])
         if unread is not None:
