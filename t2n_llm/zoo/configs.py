@@ -102,7 +102,8 @@ def _shrunk(
         field.name: small for field in fields if (small := rules.small(field.name, field.default)) is not UNCHANGED
     }
     if "kv_lora_rank" in names:  # latent attention: one key and value per query head, whose widths are sums of two
-        values["num_key_value_heads"] = values["num_attention_heads"]
+        heads = next(field.default for field in fields if field.name == "num_attention_heads")
+        values["num_key_value_heads"] = values.get("num_attention_heads", heads)
         values.pop("head_dim", None)
     parts = _shrunk_parts(config_class, names, overrides, rules)
     plain = {name: value for name, value in overrides.items() if name not in parts}

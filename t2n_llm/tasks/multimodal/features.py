@@ -132,7 +132,7 @@ class FeatureFamily(Senses):
             **{name: value for name, value in given.items() if name in inspect.signature(index).parameters}
         )
         after = self._counted(len(is_image) - end, int(found.max()) + 1)
-        return np.concatenate([found.numpy(), after[: len(found)]], axis=2)
+        return np.concatenate([found.numpy().astype(np.int64), after[: len(found)]], axis=2)
 
     def _counted(self, count: int, start: int) -> np.ndarray:
         return np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (self.position_axes, 1, count))
