@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from generic_export.errors import OptionError, UnknownArchitectureError
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
-from t2n_llm.tasks.multimodal.examples import Example, image_examples, sound_examples, takes_any_size
+from t2n_llm.tasks.multimodal.examples import SensedExample, image_examples, sound_examples, takes_any_size
 from t2n_llm.tasks.multimodal.family import IMAGES, PER_LAYER, POSITIONS, SOUND, TOKEN_TYPES, Medium, Senses, Sight
 
 _MODALITY_TYPES = "mm_token_type_ids"
@@ -45,7 +45,7 @@ class FeatureFamily(Senses):
 
     sensed: Medium
     network: Any
-    example: Example
+    example: SensedExample
     rows: int
     stacked: int
     stacks_images: bool
@@ -245,7 +245,9 @@ def _family_of(medium: Medium, key: _Key, image_size: int | None, trust_remote_c
     ) from refusals[0]
 
 
-def _examples(medium: Medium, config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[Example]:
+def _examples(
+    medium: Medium, config: Any, parameters: Collection[str], image_size: int | None
+) -> Iterator[SensedExample]:
     if medium is SOUND:
         if image_size is not None:
             raise OptionError(f"--image-size {image_size}: this model takes no images.", "Omit it.")
