@@ -41,6 +41,7 @@ class Panel(Enum):
 
     FIRST = "Options"
     SAMPLING = "Sampling"
+    FILES = "Images and sound"
     ENCODER_DECODER = "Encoder-decoders"
     SPEECH = "Speech"
     SOURCE = "Source"

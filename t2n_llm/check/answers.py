@@ -146,4 +146,4 @@ def _widened(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
-__all__ = ["Answerer", "OpenTurns", "open_answerer", "open_turns"]
+__all__ = ["Answerer", "NextTurn", "OpenTurns", "open_answerer", "open_turns"]

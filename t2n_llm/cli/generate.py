@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from t2n_llm.runtime.generate import ExportedModel
 
 _SOURCES = Panel.ENCODER_DECODER.value
+_FILES = Panel.FILES.value
 _SPEECH = Panel.SPEECH.value
 _MOST_NEW_TOKENS = 128  # of a text that is made of a source
 _GUESSED_TOKENS = 2  # more were not faster (docs/measurements/speed.md#prompt-lookup)
@@ -43,7 +44,7 @@ class _Asked:
     """What stood on the command line beside the archive and the sampling.
 
     Attributes:
-        prompt, audio, image: what the text is made of.
+        prompt, audio, images: what the text is made of.
         system: what the model is told before the prompt.
         language, translate, timestamps, beams: about encoder-decoders only.
         guessed_tokens: of prompt lookup, at once; None without it.
@@ -53,8 +54,8 @@ class _Asked:
 
     prompt: str | None
     system: str | None
-    audio: Path | None
-    image: Path | None
+    audio: tuple[Path, ...]
+    images: tuple[Path, ...]
     language: str | None
     translate: bool
     timestamps: bool
@@ -88,10 +89,22 @@ def generate(
         typer.Option(metavar="TEXT", help="System message.", show_default=False),
     ] = None,
     audio: Annotated[
-        Path | None, typer.Option(help="Recording to transcribe (WAV).", metavar="FILE", rich_help_panel=_SOURCES)
+        list[Path] | None,
+        typer.Option(
+            help="Recording (WAV) to transcribe, or that the prompt is about; then repeatable.",
+            metavar="FILE",
+            show_default=False,
+            rich_help_panel=_FILES,
+        ),
     ] = None,
     image: Annotated[
-        Path | None, typer.Option(help="Image to describe or read.", metavar="FILE", rich_help_panel=_SOURCES)
+        list[Path] | None,
+        typer.Option(
+            help="Image to read, or that the prompt is about; then repeatable.",
+            metavar="FILE",
+            show_default=False,
+            rich_help_panel=_FILES,
+        ),
     ] = None,
     language: Annotated[
         str | None,
@@ -148,8 +161,9 @@ def generate(
 
     Exit code 0: generated. 2: bad input, or the engine failed. 3: a bug.
     """
-    prompt = _given_prompt(prompt, prompt_file, awaited=audio is None and image is None)
-    if prompt is None and audio is None and image is None:
+    sounds, images = tuple(audio or ()), tuple(image or ())
+    prompt = _given_prompt(prompt, prompt_file, awaited=not sounds and not images)
+    if prompt is None and not sounds and not images:
         raise typer.BadParameter(
             "there is no input; pass a prompt, --prompt-file, --audio or --image.", param_hint="prompt"
         )
@@ -164,7 +178,7 @@ def generate(
         raise typer.BadParameter("it does not apply with --raw.", param_hint="--template-kwargs")
     guessed = (prompt_lookup_tokens or _GUESSED_TOKENS) if prompt_lookup else None
     asked = _Asked(
-        *(prompt, system, audio, image, language, translate, timestamps, beams, guessed),
+        *(prompt, system, sounds, images, language, translate, timestamps, beams, guessed),
         *(max_new_tokens, chat, variables, prefill_chunk, device, output, speaker),
     )
     with open_sink(as_json) as sink, ExitStack() as stack:
@@ -177,7 +191,7 @@ def generate(
         for piece in made:
             pieces.append(piece)
             sink.text(piece)
-        given = prompt if prompt is not None else str(audio or image)
+        given = prompt if prompt is not None else str((*sounds, *images)[0])
         sink.generated({"prompt": given, "text": "".join(pieces), **_account(made)})
 
 
@@ -247,10 +261,10 @@ def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack
     """Return the text that an export makes; the stack keeps its engine."""
     from t2n_llm.export.folder import read_any_manifest
     from t2n_llm.runtime.generate import export_folder
-    from t2n_llm.tasks.names import CTC, WITH_SOURCES, recorded_task
+    from t2n_llm.tasks.names import CTC, MULTIMODAL, WITH_SOURCES, recorded_task
 
     task = recorded_task(read_any_manifest(export_folder(archive)))
-    if asked.guessed_tokens is not None and task in (*WITH_SOURCES, CTC):
+    if asked.guessed_tokens is not None and task in (*WITH_SOURCES, *MULTIMODAL, CTC):
         raise OptionError(f"{archive} was exported for {task}.", "Omit --prompt-lookup.")
     if asked.variables and task in (*WITH_SOURCES, CTC):
         raise OptionError(f"{archive} was exported for {task}.", "Omit --template-kwargs.")
@@ -264,6 +278,8 @@ def _text_of(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack
         raise OptionError(
             f"{archive} was exported for {task}.", "Omit --beams, --language, --translate and --timestamps."
         )
+    if task in MULTIMODAL:
+        return _of_sensed(archive, sampling, asked, sink, stack)
     return _of_frames(archive, asked) if task == CTC else _of_prompt(archive, sampling, asked, sink, stack)
 
 
@@ -272,7 +288,7 @@ def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, sta
     from t2n_llm.runtime.prompt_lookup import lookup_answer, opened_rewindable, require_logits
 
     model = ExportedModel.open(archive, device=asked.device, prefill_chunk=asked.prefill_chunk)
-    if asked.prompt is None or asked.audio is not None or asked.image is not None:
+    if asked.prompt is None or asked.audio or asked.images:
         raise OptionError(f"{archive} is a language model.", "It takes a prompt only.")
     ids = _ids_of(asked.prompt, model, asked)
     # refused before the engine starts
@@ -289,6 +305,31 @@ def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, sta
     return lookup_answer(
         model, rewindable, ids, choice, max_new_tokens=asked.max_new_tokens, guessed_tokens=asked.guessed_tokens
     )
+
+
+def _of_sensed(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> StreamedAnswer:
+    from t2n_llm.runtime.generate import export_folder
+    from t2n_llm.runtime.sensing import SensingModel
+
+    if asked.prompt is None:
+        raise OptionError("there is no prompt.", 'Say what to do with the file, such as "Describe this.".')
+    model = SensingModel.open(export_folder(archive), device=asked.device, prefill_chunk=asked.prefill_chunk)
+    prompt = model.prompt(
+        asked.prompt,
+        images=asked.images,
+        audio=asked.audio,
+        system=asked.system,
+        chat=asked.chat,
+        variables=asked.variables,
+    )
+    # refused before the engine starts
+    model.language.limit(len(prompt.ids), asked.max_new_tokens)
+    choice = sampling.choice(model.language.settings)
+    tell_not_followed(sink, model.language.settings, sampled=choice.samples, beams=False)
+    sink.waiting(f"Loading {archive.name}")
+    held = stack.enter_context(model.opened(prompt))
+    choice = model.without_placeholders(choice)
+    return model.language.answer(held, prompt.ids, choice, max_new_tokens=asked.max_new_tokens)
 
 
 def _ids_of(prompt: str, model: ExportedModel, asked: _Asked) -> Sequence[int]:
@@ -311,16 +352,25 @@ def _of_source(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> 
     purpose = "translate" if asked.translate else None
     most = asked.max_new_tokens or _MOST_NEW_TOKENS
     wishes = Wishes(most, sampling, asked.beams, asked.language, purpose, asked.timestamps)
-    return source.text_of(wishes, text=asked.prompt, audio=asked.audio, image=asked.image)
+    audio, image = _only(asked.audio, "--audio"), _only(asked.images, "--image")
+    return source.text_of(wishes, text=asked.prompt, audio=audio, image=image)
 
 
 def _of_frames(archive: Path, asked: _Asked) -> Iterable[str]:
     from t2n_llm.runtime.from_source import text_of_frames
     from t2n_llm.runtime.generate import export_folder
 
-    if asked.audio is None or asked.prompt is not None or asked.image is not None:
+    audio = _only(asked.audio, "--audio")
+    if audio is None or asked.prompt is not None or asked.images:
         raise OptionError(f"{archive} was exported for ctc.", "It takes --audio FILE.wav only.")
-    return [text_of_frames(export_folder(archive), asked.audio, device=asked.device)]
+    return [text_of_frames(export_folder(archive), audio, device=asked.device)]
+
+
+def _only(files: Sequence[Path], option: str) -> Path | None:
+    """Return the one file of a model that reads one at a time."""
+    if len(files) > 1:
+        raise OptionError(f"{option} was given {len(files)} times; this model reads one file.", "Run it for each file.")
+    return files[0] if files else None
 
 
 def tell_not_followed(sink: Sink, settings: Mapping[str, Any], *, sampled: bool, beams: bool) -> None:

@@ -65,6 +65,7 @@ _FILES: Mapping[str, str] = {
     "generation_config.json": "generation settings of the source",
     "preprocessor_config.json": "preprocessing settings",
     "processor_config.json": "preprocessing settings",
+    "video_preprocessor_config.json": "preprocessing settings",
     "tokenizer.json": "tokenizer",
     "chat_template.jinja": "chat template",
     "recipe.yaml": "compression recipe",

@@ -323,6 +323,7 @@ class ExportManifest(_Manifest, total=False):
     validation: ValidationRecord | None
     files: dict[FileName, DigestRecord]
     encoder_decoder: ConnectionRecord
+    multimodal: dict[str, Any]
     frontend: FrontEndRecord
     speech: SpeechPlan
     vocoder: SourceRecord | None

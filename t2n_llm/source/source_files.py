@@ -29,7 +29,13 @@ TOKENIZER_FILES = (
 )
 TOKENIZER_MODELS = frozenset({"tokenizer.json", "tokenizer.model", "spm_char.model", "vocab.json", "vocab.txt"})
 """Those that make a tokenizer, one of them."""
-CONFIG_FILES = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
+CONFIG_FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",  # processors of images and videos cannot be loaded without it
+)
 MODELOPT_FILE = "hf_quant_config.json"
 COMPANIONS = (*CONFIG_FILES, *TOKENIZER_FILES)
 """What a runtime needs beside an archive: configs, tokenizer, chat template, how images become pixels."""

@@ -86,6 +86,8 @@ TRIED: Mapping[str, str] = {
     SPEECH_RECOGNITION: "--audio speech.wav",
     CTC: "--audio speech.wav",
     IMAGE_TO_TEXT: "--image picture.png",
+    IMAGE_TEXT_TO_TEXT: '"Describe this." --image picture.png',
+    AUDIO_TEXT_TO_TEXT: '"What is said?" --audio speech.wav',
     TEXT_TO_AUDIO: '"A text." --output speech.wav',
 }
 """What a user may give to `t2n-llm generate`, of the tasks that it has a meaning for."""
@@ -130,6 +132,9 @@ def task_named(name: str) -> str:
 
 WITH_SOURCES = frozenset({TEXT_TO_TEXT, SPEECH_RECOGNITION, IMAGE_TO_TEXT})
 """Tasks of encoder-decoders."""
+
+MULTIMODAL = frozenset({IMAGE_TEXT_TO_TEXT, AUDIO_TEXT_TO_TEXT})
+"""Tasks whose decoder reads rows of images or sound among those of a text."""
 
 KEEPING_CACHES = WITH_SOURCES | {TEXT_GENERATION}
 """Tasks whose decoder the engine can keep the cache of."""

@@ -13,8 +13,8 @@ from typing import Any
 from generic_export.errors import OptionError
 from t2n_llm.runtime.chat.template_process import TemplateProcess
 
-Message = Mapping[str, str]
-"""`role` (system, user, assistant) and `content`."""
+Message = Mapping[str, Any]
+"""`role` (system, user, assistant) and `content`: text, or a list of parts such as `{"type": "image"}` and text."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _FOR_TOOLS = ("tool_use", "rag")  # names that transformers gives to templates of other uses

@@ -40,7 +40,7 @@ class TemplateProcess:
     def render(
         self,
         template: str,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         variables: Mapping[str, Any],
         named: Sequence[str] = (),
@@ -49,7 +49,7 @@ class TemplateProcess:
 
         Args:
             template: in Jinja.
-            messages: `role` and `content`; contents become lists of parts where the template reads those.
+            messages: `role` and `content`; texts become lists of parts where the template reads those.
             variables: that the template reads beside them.
             named: those of them that the template must mention.
 

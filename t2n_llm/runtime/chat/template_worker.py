@@ -35,7 +35,7 @@ _PER_CHARACTER = 4  # characters of output for each one of the messages, beyond 
 _LONGEST_MESSAGE = 400
 _COMPILED_NAME = "<template>"  # file name of the code that jinja2 compiles a text to
 _WORD = "t2nword0417"  # no template writes it by itself
-_PRINTED_PARTS = "[{'type': 'text', 'text': "  # a list of parts that a template prints instead of reading it
+_PRINTED_PARTS = "{'type': 'text', 'text': "  # a list of parts that a template prints instead of reading it
 
 # What ended a rendering: the template's own words, an error in it, a limit.
 REFUSED, FAILED, STOPPED = "refused", "failed", "stopped"
@@ -172,20 +172,30 @@ class _Render:
         last = next((number for number in reversed(range(len(form))) if form[number]["role"] == "user"), None)
         if last is None:
             return True
-        content = form[last]["content"]
-        probe = [*form[:last], {**form[last], "content": _parts(_WORD) if isinstance(content, list) else _WORD}]
+        probe = [*form[:last], {**form[last], "content": _with_word(form[last]["content"])}]
         text = self._text([*probe, *form[last + 1 :]])
         printed = _PRINTED_PARTS in text and not any(_PRINTED_PARTS in each["content"] for each in messages)
         return _WORD in text.lower() and not printed
 
 
-def _parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
+def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _with_word(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """Return a content whose texts are a word; images and recordings stay."""
+    if isinstance(content, str):
+        return _WORD
+    return [{**part, "text": _WORD} if part["type"] == "text" else part for part in content]
 
 
 def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Yield a conversation with contents as texts, as lists of parts, and as lists of parts in user messages only."""
-    yield messages
+    """Yield a conversation with contents as texts, as lists of parts, and as lists of parts in user messages only.
+
+    One that has images, which come as parts, begins with lists: whoever reads parts finds nothing in a text.
+    """
+    if not any(isinstance(each["content"], list) for each in messages):
+        yield messages
     yield [{**each, "content": _parts(each["content"])} for each in messages]
     yield [{**each, "content": _parts(each["content"])} if each["role"] == "user" else each for each in messages]
 
@@ -227,7 +237,7 @@ def _error(message: str, line: int | None, kind: str = FAILED) -> dict[str, Any]
 
 def _reply(request: Mapping[str, Any]) -> dict[str, Any]:
     source, messages = request["template"], request["messages"]
-    given = sum(len(each["content"]) for each in messages)
+    given = sum(len(str(each["content"])) for each in messages)
     try:
         unread = _unread(source, request["named"])
         if unread is not None:

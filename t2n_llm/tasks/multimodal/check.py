@@ -6,7 +6,6 @@ In: a checkpoint, and the archives in an engine. Out: a `ValidationReport` as of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +18,10 @@ from kvcache.compat import cache_keyword
 from kvcache.states.explicit_cache import states_of
 from kvcache.states.tensors import Slot, StateTensor
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_step
-from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.check.cache_range import largest_values
 from t2n_llm.check.options import EngineOptions
-from t2n_llm.tasks.multimodal.family import FRAME_MASK, POSITIONS, TOKEN_TYPES, Family
-from t2n_llm.tasks.multimodal.model import DECODER, EMBED
+from t2n_llm.tasks.multimodal.family import FRAME_MASK, TOKEN_TYPES, Family
+from t2n_llm.tasks.multimodal.running import Pipeline, frame_mask, open_pipeline
 
 _STEPS = 8  # tokens decoded after each prompt
 
@@ -103,11 +101,6 @@ def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ..
     )
 
 
-def _frame_mask(prompt: Prompt) -> np.ndarray:
-    """Return `FRAME_MASK` of a prompt's segments."""
-    return (np.arange(prompt.pixels.shape[-1]) < np.array(prompt.frames)[:, None]).astype(np.int64)
-
-
 def run_multimodal_reference(model: Any, family: Family, prompts: Sequence[Prompt]) -> list[Answer]:
     """Return the answers of a model to prompts.
 
@@ -132,7 +125,7 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     is_image = ids == image
     given = {"input_ids": ids, **family.reference_inputs(model.config, is_image, pixels)}
     if prompt.frames:
-        given[FRAME_MASK] = torch.from_numpy(_frame_mask(prompt))
+        given[FRAME_MASK] = torch.from_numpy(frame_mask(prompt.frames, prompt.pixels.shape[-1]))
     rows: list[np.ndarray] = []
     tokens: list[int] = []
     for _ in range(_STEPS + 1):
@@ -150,53 +143,13 @@ def _next_token(logits: torch.Tensor, image: int) -> int:
     return int(next(token for token in ranked if token != image))
 
 
-class Pipeline:
-    """The three archives in an engine, connected as `export.json` says."""
-
-    def __init__(
-        self, parts: Mapping[str, Answerer], family: Family, config: Any, states: Sequence[StateTensor]
-    ) -> None:
-        """Connect the archives; `states` are the decoder's."""
-        self._parts = parts
-        self._family, self._config = family, config
-        self._image = family.image_token_id(config)
-        self._states = states
-
-    def answer(self, prompt: Prompt, tokens: Sequence[int]) -> list[np.ndarray]:
-        """Return the logits [vocab] after a prompt, and after each of the tokens that follow it."""
-        ids = np.array([*prompt.ids, *tokens], np.int64)
-        is_image = (ids == self._image) & (np.arange(len(ids)) < len(prompt.ids))
-        further = {
-            TOKEN_TYPES: is_image[None].astype(np.int64),
-            POSITIONS: self._family.positions(self._config, is_image),
-        }
-        given = [array for name, array in further.items() if name == self._family.decoder_input]
-        ends = [*([prompt.cut] if prompt.cut else []), *range(len(prompt.ids), len(ids) + 1)]
-        calls = list(pairwise([0, *ends]))
-        embedded = [self._parts[EMBED].answer([ids[None, start:end]]) for start, end in calls]
-        embeds = [np.concatenate([first for first, *_ in embedded], axis=1)]
-        embeds += [np.zeros_like(embeds[0]) for _ in range(self._family.deepstack_layers(self._config))]
-        for table, rows in zip(embeds, self._look(prompt), strict=False):
-            table[0, is_image] = rows
-        states, answers = [state.at_start(1) for state in self._states], []
-        for (start, end), (_, *layered) in zip(calls, embedded, strict=True):
-            asked = [table[:, start:end] for table in embeds] + [array[..., start:end] for array in given] + layered
-            logits, *states = self._parts[DECODER].answer([*asked, *states])
-            answers.append(logits[0, -1])
-        return answers[bool(prompt.cut) :]
-
-    def _look(self, prompt: Prompt) -> list[np.ndarray]:
-        """Return the rows of all images, for the embeddings and for each of `deepstack_layers`; nothing without images."""
-        encoder, pixels = self._parts[self._family.medium.role], prompt.pixels
-        if prompt.frames:
-            (answer,) = encoder.answer([pixels, _frame_mask(prompt)])
-            used = [self._family.rows_of(self._config, frames) for frames in prompt.frames]
-            return [np.concatenate([rows[:count] for rows, count in zip(answer, used, strict=True)])]
-        questions = [pixels] if self._family.stacks_images else list(pixels)
-        seen = [encoder.answer([question]) for question in questions if len(question)]
-        return [
-            np.concatenate([rows.reshape(-1, rows.shape[-1]) for rows in tables]) for tables in zip(*seen, strict=True)
-        ]
+def answers_of(pipeline: Pipeline, prompt: Prompt, tokens: Sequence[int]) -> list[np.ndarray]:
+    """Return the logits [vocab] after a prompt, and after each of the tokens that follow it."""
+    ids = np.array([[*prompt.ids, *tokens]], np.int64)
+    reading = pipeline.begin(prompt.ids, prompt.pixels, prompt.frames)
+    ends = [*([prompt.cut] if prompt.cut else []), *range(len(prompt.ids), ids.shape[1] + 1)]
+    answers = [reading.run([ids[:, start:end]])[0][0, -1] for start, end in pairwise([0, *ends])]
+    return answers[bool(prompt.cut) :]
 
 
 def check_multimodal(
@@ -229,16 +182,13 @@ def check_multimodal(
         EngineError: the engine refused an archive, or died.
     """
     tolerance = tolerance or Tolerance.for_dtype(dtype)
-    with ExitStack() as stack:
-        parts = {role: stack.enter_context(open_answerer(path, engine)) for role, path in archives.items()}
-        pipeline = Pipeline(parts, family, config, states)
+    with open_pipeline(archives, family, config, states, engine) as pipeline:
         checks = []
         for prompt, wanted in zip(prompts, expected, strict=True):
             if on_check is not None:
                 on_check(prompt.name)
-            got = pipeline.answer(prompt, wanted.ids)
+            got = answers_of(pipeline, prompt, wanted.ids)
             rows = zip(got, wanted.rows, strict=True)
             steps = [compare_step(step, row, reference) for step, (row, reference) in enumerate(rows)]
             checks.append(CheckResult.judged(prompt.name, steps, tolerance))
-        asked = parts[DECODER]
-        return ValidationReport(asked.engine_name, asked.engine_version, dtype, tolerance, tuple(checks))
+        return ValidationReport(pipeline.engine_name, pipeline.engine_version, dtype, tolerance, tuple(checks))

@@ -23,18 +23,20 @@ _COMMON_SIDE = 4  # of patches that are joined in pairs, twice
 
 
 @dataclass(frozen=True)
-class Example:
+class SensedExample:
     """How one image is passed to `get_image_features`.
 
     Attributes:
         pixels: shape of `pixel_values`.
         known: the other arguments, the same for each image of this size, with the images along their first axis.
         axis: of `pixel_values`, along which several images are joined.
+        side: height and width of the image in pixels that gives these arguments; None where images of all sizes do.
     """
 
     pixels: tuple[int, ...]
     known: Mapping[str, torch.Tensor] = field(default_factory=dict)
     axis: int = 0
+    side: int | None = None
 
 
 def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
@@ -47,7 +49,7 @@ def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
     return any(name in parameters for name in _ANY_SIZE) or _is_pixtral(config)
 
 
-def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[Example]:
+def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:
     """Return the ways in which a model may take an image.
 
     Args:
@@ -66,34 +68,34 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
         side = vision.side(image_size, factor)
         mask = torch.ones((1, side * side), dtype=torch.int64)
         known = {"spatial_shapes": torch.tensor([[side, side]]), "pixel_attention_mask": mask}
-        yield Example((1, side * side, vision.channels * vision.patch**2), known)
+        yield SensedExample((1, side * side, vision.channels * vision.patch**2), known, side=side * vision.patch)
     elif "target_sizes" in parameters:
         side = vision.side(image_size, _COMMON_SIDE)
         shape = (1, vision.channels, vision.patch, side * side * vision.patch)
-        yield Example(shape, {"target_sizes": torch.tensor([[side, side]])}, axis=3)
+        yield SensedExample(shape, {"target_sizes": torch.tensor([[side, side]])}, axis=3, side=side * vision.patch)
     elif "image_position_ids" in parameters:
         side = vision.side(
             image_size, _first(getattr(config, "vision_config", config), "pooling_kernel_size", default=1)
         )
         row, column = torch.arange(side * side) // side, torch.arange(side * side) % side
         places = {"image_position_ids": torch.stack((column, row), dim=-1)[None]}
-        yield Example((1, side * side, vision.channels * vision.patch**2), places)
+        yield SensedExample((1, side * side, vision.channels * vision.patch**2), places, side=side * vision.patch)
     elif "pixel_attention_mask" in parameters:  # tiles of an image, all of them whole
-        yield Example((1, 1, *vision.square()), axis=1)
-        yield Example((1, *vision.square()))
+        yield SensedExample((1, 1, *vision.square()), axis=1)
+        yield SensedExample((1, *vision.square()))
     elif "image_sizes" in parameters:
         side = vision.pixels(image_size) if _is_pixtral(config) else vision.image_size
         sizes = {"image_sizes": torch.tensor([[side, side]])}
         if not _is_pixtral(config):
-            yield Example((1, *vision.square()))
-        yield Example((1, vision.channels, side, side), sizes)
+            yield SensedExample((1, *vision.square()))
+        yield SensedExample((1, vision.channels, side, side), sizes, side=side)
         for tiles in range(2, _MOST_TILES):
-            yield Example((1, tiles, *vision.square()), sizes)
+            yield SensedExample((1, tiles, *vision.square()), sizes, side=side)
     else:
-        yield Example((1, *vision.square()))
+        yield SensedExample((1, *vision.square()))
 
 
-def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[Example]:
+def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[SensedExample]:
     """Return the ways in which a model may take a segment of sound.
 
     Args:
@@ -108,20 +110,20 @@ def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[Example
     frames = 2 * _first(audio, "max_source_positions", default=_FRAMES // 2)
     whole = torch.ones((1, frames), dtype=torch.int64)
     mask = {name: whole for name in ("input_features_mask", "padding_mask") if name in parameters}
-    yield Example((1, width, frames), mask)
-    yield Example((1, frames, width), mask)
+    yield SensedExample((1, width, frames), mask)
+    yield SensedExample((1, frames, width), mask)
 
 
-def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None) -> Iterator[Example]:
+def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:
     """Return images in patches, one a row, in the order of the processor."""
     side = vision.side(image_size, vision.merge)
     known = {"image_grid_thw": torch.tensor([[1, side, side]])}
     if "image_merge_sizes" in parameters:
         known["image_merge_sizes"] = torch.tensor([vision.merge])
-    rows, square = side * side, (vision.patch, vision.patch)
+    rows, pixels, square = side * side, side * vision.patch, (vision.patch, vision.patch)
     for frames in dict.fromkeys((vision.frames, 1, 2)):
-        yield Example((rows, vision.channels * frames * math.prod(square)), known)
-    yield Example((rows, vision.channels, *square), known)
+        yield SensedExample((rows, vision.channels * frames * math.prod(square)), known, side=pixels)
+    yield SensedExample((rows, vision.channels, *square), known, side=pixels)
 
 
 @dataclass(frozen=True)
@@ -191,4 +193,4 @@ def _first(config: Any, *names: str, default: Any) -> Any:
     return default
 
 
-__all__ = ["Example", "image_examples", "sound_examples", "takes_any_size"]
+__all__ = ["SensedExample", "image_examples", "sound_examples", "takes_any_size"]

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from generic_export.errors import OptionError
-from t2n_llm.tasks.models import TASK_MODELS
+from generic_export.errors import OptionError, UnknownArchitectureError
+from t2n_llm.tasks.models import TASK_MODELS, classes_of
 from t2n_llm.tasks.multimodal.family import (
     FRAME_MASK,
     IMAGES,
@@ -23,7 +23,7 @@ from t2n_llm.tasks.multimodal.family import (
     Sight,
 )
 from t2n_llm.tasks.multimodal.features import feature_family
-from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT
+from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 
 _FRAMES_PER_POSITION = 2  # the encoder's second convolution has a stride of 2
 
@@ -122,6 +122,11 @@ def family_of(
     hears = config.model_type in TASK_MODELS[AUDIO_TEXT_TO_TEXT].only
     medium = SOUND if hears else IMAGES
     if task not in (None, medium.task):
+        if task == AUDIO_TEXT_TO_TEXT and config.model_type not in classes_of(IMAGE_TEXT_TO_TEXT):
+            known = ", ".join(sorted(classes_of(AUDIO_TEXT_TO_TEXT)))
+            raise UnknownArchitectureError(
+                f"--task {task}: models of type {config.model_type!r} do not hear.", f"Model types that do: {known}."
+            )
         raise OptionError(
             f"--task {task}: models of type {config.model_type!r} need --task {medium.task}.",
             f"Use --task {medium.task}.",

@@ -99,6 +99,15 @@ class Family(Protocol):
     def pixel_shape(self, config: Any) -> tuple[int, ...]:
         """Return the shape of one image, as transformers' image processor gives it."""
 
+    def image_side(self) -> int | None:
+        """Return the height and width in pixels of the images that the encoder was made for; None for those of all sizes."""
+
+    def joined_axis(self) -> int:
+        """Return the axis along which transformers' processor joins images, where the encoder does not stack them."""
+
+    def known(self, images: int) -> Mapping[str, torch.Tensor]:
+        """Return what the processor says of so many images beside their pixels, which the encoder has as constants."""
+
     def sight(self, network: Any) -> Sight:
         """Return the image encoder of a network."""
 
@@ -148,6 +157,19 @@ class Senses(ABC):
         """See `Family`."""
         del config
         return 0
+
+    def image_side(self) -> int | None:
+        """See `Family`."""
+        return None
+
+    def joined_axis(self) -> int:
+        """See `Family`."""
+        return 0
+
+    def known(self, images: int) -> Mapping[str, torch.Tensor]:
+        """See `Family`: nothing."""
+        del images
+        return {}
 
     def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
         """See `Family`: one after the other, as the decoder counts them itself."""

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from generic_export.errors import OptionError, UnknownArchitectureError
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
-from t2n_llm.tasks.multimodal.examples import Example, image_examples, sound_examples, takes_any_size
+from t2n_llm.tasks.multimodal.examples import SensedExample, image_examples, sound_examples, takes_any_size
 from t2n_llm.tasks.multimodal.family import IMAGES, PER_LAYER, POSITIONS, SOUND, TOKEN_TYPES, Medium, Senses, Sight
 
 _MODALITY_TYPES = "mm_token_type_ids"
@@ -45,7 +45,7 @@ class FeatureFamily(Senses):
 
     sensed: Medium
     network: Any
-    example: Example
+    example: SensedExample
     rows: int
     stacked: int
     stacks_images: bool
@@ -84,6 +84,18 @@ class FeatureFamily(Senses):
         del config
         return self.example.pixels[1:] if self.stacks_images else self.example.pixels
 
+    def image_side(self) -> int | None:
+        """See `Family`."""
+        return self.example.side
+
+    def joined_axis(self) -> int:
+        """See `Family`."""
+        return self.example.axis
+
+    def known(self, images: int) -> Mapping[str, torch.Tensor]:
+        """See `Family`."""
+        return {name: torch.cat([value] * images) for name, value in self.example.known.items()}
+
     def sight(self, network: Any) -> Sight:
         """See `Family`."""
         return Sight(self.example.known, _look(self.medium, network))
@@ -97,7 +109,7 @@ class FeatureFamily(Senses):
         if not len(pixels):
             return {name: value for name, value in given.items() if name == TOKEN_TYPES}
         stacked = pixels if self.stacks_images else torch.cat(list(pixels), dim=self.example.axis)
-        return {**given, self.medium.input_name: stacked, **self._known(len(pixels))}
+        return {**given, self.medium.input_name: stacked, **self.known(len(pixels))}
 
     def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
         """See `Family`; the model's own code says them, for the tokens of a prompt and for as many after it."""
@@ -122,7 +134,7 @@ class FeatureFamily(Senses):
             "input_ids": torch.where(is_image, token, 0 if token else 1),
             "attention_mask": torch.ones_like(is_image, dtype=torch.int64),
             _MODALITY_TYPES: is_image.int(),
-            **self._known(images),
+            **self.known(images),
         }
         index = self.network.base_model.get_rope_index
         taken = inspect.signature(index).parameters
@@ -132,9 +144,6 @@ class FeatureFamily(Senses):
 
     def _counted(self, count: int, start: int) -> np.ndarray:
         return np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (self.position_axes, 1, count))
-
-    def _known(self, images: int) -> dict[str, torch.Tensor]:
-        return {name: torch.cat([value] * images) for name, value in self.example.known.items()}
 
 
 def _features_of(medium: Medium, network: Any) -> Any:
@@ -239,7 +248,9 @@ def _family_of(medium: Medium, key: _Key, image_size: int | None, trust_remote_c
     ) from refusals[0]
 
 
-def _examples(medium: Medium, config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[Example]:
+def _examples(
+    medium: Medium, config: Any, parameters: Collection[str], image_size: int | None
+) -> Iterator[SensedExample]:
     if medium is SOUND:
         if image_size is not None:
             raise OptionError(f"--image-size {image_size}: this model takes no images.", "Omit it.")

@@ -65,6 +65,18 @@ def test_contents_have_the_form_that_the_template_reads(process: TemplateProcess
     assert process.render(template, turns, variables={}) == prompt
 
 
+def test_images_come_where_the_template_writes_them(process: TemplateProcess) -> None:
+    asked = [{"type": "image"}, {"type": "text", "text": "what?"}]
+    turns = [{"role": "system", "content": "Be "}, {"role": "user", "content": asked}]
+    parts = f"{{% if part.type == 'image' %}}<image>{{% else %}}{_PART}{{% endif %}}"
+    template = f"{{% for m in messages %}}{{% for part in m.content %}}{parts}{{% endfor %}}{{% endfor %}}"
+    assert process.render(template, turns, variables={}) == "Be <image>what?"
+    own = f"{{{{ messages[0].content }}}}{{% for part in messages[1].content %}}{parts}{{% endfor %}}"
+    assert process.render(own, turns, variables={}) == "Be <image>what?"
+    with pytest.raises(OptionError, match="drops the user's message"):
+        process.render("{% for m in messages %}{{ m.content }}{% endfor %}", turns, variables={})
+
+
 @pytest.mark.parametrize(
     ("template", "words"),
     [

@@ -19,8 +19,9 @@ from t2n_llm.export.pipeline import ExportResult, export_llm, plan_llm_export
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.export.verify import verify_export
 from t2n_llm.graph.interface import recorded_states
-from t2n_llm.tasks.multimodal.check import Pipeline, plan_prompts
+from t2n_llm.tasks.multimodal.check import answers_of, plan_prompts
 from t2n_llm.tasks.multimodal.families import family_of
+from t2n_llm.tasks.multimodal.running import open_pipeline
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_inputs import tiny_image_size
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
@@ -244,16 +245,10 @@ def test_what_is_seen_and_in_which_order_matters(
     family = family_of(config)
     _, both, _ = plan_prompts(config, family)
     files = {role: gemma / part["archive"] for role, part in manifest["archives"].items()}
-    with (
-        open_answerer(files["embed"]) as embed,
-        open_answerer(files["vision"]) as vision,
-        open_answerer(files["decoder"]) as decoder,
-    ):
-        parts = {"embed": embed, "vision": vision, "decoder": decoder}
-        pipeline = Pipeline(parts, family, config, recorded_states(manifest))
-        (cut,) = pipeline.answer(both, ())
-        (whole,) = pipeline.answer(replace(both, cut=0), ())
-        (swapped,) = pipeline.answer(replace(both, pixels=both.pixels[::-1].copy()), ())
+    with open_pipeline(files, family, config, recorded_states(manifest)) as pipeline:
+        (cut,) = answers_of(pipeline, both, ())
+        (whole,) = answers_of(pipeline, replace(both, cut=0), ())
+        (swapped,) = answers_of(pipeline, replace(both, pixels=both.pixels[::-1].copy()), ())
     np.testing.assert_allclose(cut, whole, atol=1e-4)
     assert np.abs(cut - swapped).max() > 1e-2
 
@@ -329,7 +324,7 @@ def test_the_command_line(checkpoint: Callable[[str], Path], tmp_path: Path) -> 
     assert again.code == 0, again.err
     assert call("validate", target, "--reference", checkpoint("smolvlm"), "--atol", "1e-12").code == 1
     assert call("verify", target).code == 0
-    assert "does not support" in call("generate", target, "Hello").line("error")
+    assert "cannot build its processor" in call("generate", target, "Hello").line("error")
 
 
 @pytest.mark.parametrize(
@@ -389,7 +384,7 @@ def test_what_is_after_the_end_of_a_recording_is_not_heard(checkpoint: Callable[
 def test_a_model_without_images_is_explained(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownArchitectureError, match="no vision-language or speech model for LlamaConfig"):
         exported(tiny_llama, tmp_path / "out")
-    with pytest.raises(UnknownArchitectureError, match="models of type 'llama' are not supported yet"):
+    with pytest.raises(UnknownArchitectureError, match="models of type 'llama' do not hear"):
         exported(tiny_llama, tmp_path / "out", task=AUDIO_TEXT_TO_TEXT)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,0 +1,169 @@
+"""A prompt with images or sound as transformers' own processor makes it, in the form that the archives take.
+
+In: an export folder, a text, files. Out: tokens and pixels; or an error that says what does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from generic_export.errors import ArchiveError, MissingExtraError, OptionError, described
+from t2n_llm.tasks.media.sensed import read_image
+from t2n_llm.tasks.media.sound import read_waveform
+from t2n_llm.tasks.multimodal.family import FRAME_MASK, SOUND, Family
+from t2n_llm.tasks.multimodal.processed import items_of
+
+_READERS = ("image_processor", "feature_extractor")
+
+
+@dataclass(frozen=True)
+class SensedPrompt:
+    """A prompt, ready for `Pipeline.begin`.
+
+    Attributes:
+        ids: its tokens, an image's as often as it has rows.
+        pixels: f32, of its images one after the other.
+        frames: of its segments, where `Family.masked`.
+    """
+
+    ids: tuple[int, ...]
+    pixels: np.ndarray
+    frames: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptProcessor:
+    """The processor of an export.
+
+    Attributes:
+        folder: of the export.
+        processor: transformers'.
+        family, config: of the model.
+    """
+
+    folder: Path
+    processor: Any
+    family: Family
+    config: Any
+
+    @staticmethod
+    def of(folder: Path, family: Family, config: Any) -> PromptProcessor:
+        """Load the processor of a folder.
+
+        Raises:
+            MissingExtraError: it needs a package that is not installed.
+            ArchiveError: the folder has none, or transformers cannot build it.
+        """
+        from transformers import AutoProcessor
+
+        hint = "Export a checkpoint that includes its tokenizer and preprocessor_config.json or processor_config.json."
+        try:
+            processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+        except ImportError as error:
+            raise MissingExtraError(
+                f"{folder}: the processor of this model needs a package that is not installed: {described(error)}",
+                "Install it; most need pip install torchvision 't2n-llm[images]'.",
+            ) from error
+        except Exception as error:  # whatever a processor raises for files that it cannot read
+            raise ArchiveError(
+                f"{folder}: transformers cannot build its processor: {described(error)}", hint
+            ) from error
+        if not any(hasattr(processor, name) for name in _READERS) or not hasattr(processor, "tokenizer"):
+            raise ArchiveError(f"{folder}: it has no processor of {family.medium.noun}s.", hint)
+        return PromptProcessor(folder, processor, family, config)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processor's tokenizer, with its chat template."""
+        tokenizer = self.processor.tokenizer
+        tokenizer.chat_template = getattr(self.processor, "chat_template", None) or tokenizer.chat_template
+        return tokenizer
+
+    def marked(self, text: str, count: int) -> str:
+        """Return a text that stands for itself, after the token of each image that it does not mention."""
+        token = getattr(self.processor, "audio_token" if self.family.medium is SOUND else "image_token", None)
+        return text if not token or token in text else token * count + text
+
+    def prompt(self, text: str, images: Sequence[Path], audio: Sequence[Path]) -> SensedPrompt:
+        """Return what the archives read.
+
+        Args:
+            text: with the token of each image or recording, as a chat template writes it.
+            images: files; they get the size that the model was exported for.
+            audio: WAV files.
+
+        Raises:
+            OptionError: a file cannot be read, the processor refuses the text, or makes of a file what the archive does not take.
+        """
+        given = {**self._seen(images), **self._heard(audio)}
+        opening = self.tokenizer.bos_token
+        if opening is not None and text.startswith(opening):  # as transformers' apply_chat_template does
+            given["add_special_tokens"] = False
+        try:
+            made = self.processor(text=text, return_tensors="pt", **given)
+        except Exception as error:  # whatever a processor raises
+            raise OptionError(
+                f"the model's processor refuses the prompt: {described(error)}",
+                f"Write one {self._noun} token in the prompt for each file, or omit --raw.",
+            ) from error
+        ids = tuple(int(token) for token in np.asarray(made["input_ids"]).reshape(-1))
+        pixels = items_of(made, self.family, self.config)
+        mask = made.get(FRAME_MASK) if self.family.masked else None
+        frames = () if mask is None else tuple(int(count) for count in np.asarray(mask).sum(axis=1))
+        self._check_rows(ids, pixels, frames)
+        return SensedPrompt(ids, pixels, frames)
+
+    @property
+    def _noun(self) -> str:
+        return "audio" if self.family.medium is SOUND else "image"
+
+    def _seen(self, files: Sequence[Path]) -> dict[str, Any]:
+        if not files:
+            return {}
+        side = self.family.image_side()
+        arrays = [read_image(file, None if side is None else (side, side)) for file in files]
+        from PIL import Image
+
+        return {"images": [Image.fromarray(array) for array in arrays]}
+
+    def _heard(self, files: Sequence[Path]) -> dict[str, Any]:
+        if not files:
+            return {}
+        extractor = self.processor.feature_extractor
+        rate, most = int(extractor.sampling_rate), getattr(extractor, "n_samples", None)
+        waveforms = [read_waveform(file, rate) for file in files]
+        whole = bool(self.family.known(1))
+        for file, waveform in zip(files, waveforms, strict=True):
+            if most is not None and len(waveform) > most and (whole or self.family.masked):
+                raise OptionError(
+                    f"{file}: {len(waveform) / rate:.1f} s long, and the model hears {most / rate:g} s.",
+                    "Cut the recording into pieces.",
+                )
+        if whole and most is not None:  # the archive hears whole segments: silence fills them up
+            waveforms = [np.pad(waveform, (0, most - len(waveform))) for waveform in waveforms]
+        return {"audio": waveforms, "sampling_rate": rate}
+
+    def _check_rows(self, ids: Sequence[int], pixels: np.ndarray, frames: Sequence[int]) -> None:
+        """Refuse a prompt whose tokens are not as many as the rows of its images.
+
+        Raises:
+            OptionError: says both counts.
+        """
+        family = self.family
+        tokens = ids.count(family.image_token_id(self.config))
+        each = family.rows_per_image(self.config)
+        rows = sum(family.rows_of(self.config, count) for count in frames) if frames else len(pixels) * each
+        if tokens != rows:
+            raise OptionError(
+                f"the prompt has {tokens} {self._noun} tokens, but the files become {rows} rows "
+                f"({len(pixels)} x {each}).",
+                f"Write one {self._noun} token in the prompt for each file, or omit --raw.",
+            )
+
+
+__all__ = ["PromptProcessor", "SensedPrompt"]

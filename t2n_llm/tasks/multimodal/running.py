@@ -1,0 +1,154 @@
+"""The three archives in an engine, connected as `export.json` says.
+
+In: a prompt with images or sound. Out: its logits, then those of each token that follows; the cache stays with the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvcache.states.tensors import StateTensor
+from t2n_llm.check.answers import Answerer, NextTurn, OpenTurns, open_answerer, open_turns
+from t2n_llm.check.options import EngineOptions
+from t2n_llm.tasks.multimodal.family import POSITIONS, TOKEN_TYPES, Family
+from t2n_llm.tasks.multimodal.model import DECODER, EMBED
+
+
+class Pipeline:
+    """The archives, loaded."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, Answerer],
+        turns: OpenTurns,
+        family: Family,
+        config: Any,
+        states: Sequence[StateTensor],
+    ) -> None:
+        """Connect the archives; `turns` and `states` are the decoder's."""
+        self._parts, self._turns = parts, turns
+        self._family, self._config = family, config
+        self._states = states
+        self.engine_name, self.engine_version = parts[EMBED].engine_name, parts[EMBED].engine_version
+
+    def begin(self, ids: Sequence[int], pixels: np.ndarray, frames: Sequence[int] = ()) -> SensedText:
+        """See all images, and return a text that begins with a prompt, nothing of which is read yet.
+
+        Args:
+            ids: of the prompt; each image has its rows' worth of image tokens.
+            pixels: f32, of its images one after the other.
+            frames: how many frames of each segment are before the end of its recording; nothing for images.
+        """
+        decode = self._turns({}, [state.at_start(1) for state in self._states])
+        rows = self._look(pixels, frames)
+        return SensedText(self._parts[EMBED], decode, self._family, self._config, ids, rows)
+
+    def _look(self, pixels: np.ndarray, frames: Sequence[int]) -> list[np.ndarray]:
+        """Return the rows of all images, for the embeddings and for each of `deepstack_layers`; nothing without images."""
+        encoder = self._parts[self._family.medium.role]
+        if frames:
+            (answer,) = encoder.answer([pixels, frame_mask(frames, pixels.shape[-1])])
+            used = [self._family.rows_of(self._config, count) for count in frames]
+            return [np.concatenate([rows[:count] for rows, count in zip(answer, used, strict=True)])]
+        questions = [pixels] if self._family.stacks_images else list(pixels)
+        seen = [encoder.answer([question]) for question in questions if len(question)]
+        return [
+            np.concatenate([rows.reshape(-1, rows.shape[-1]) for rows in tables]) for tables in zip(*seen, strict=True)
+        ]
+
+
+class SensedText:
+    """A text that is read from its start: the rows of images come where the prompt has their tokens."""
+
+    def __init__(
+        self,
+        embed: Answerer,
+        decode: NextTurn,
+        family: Family,
+        config: Any,
+        ids: Sequence[int],
+        rows: Sequence[np.ndarray],
+    ) -> None:
+        """Begin a text.
+
+        Args:
+            embed: the archive.
+            decode: turns of the decoder, none of which has been.
+            family, config: of the model.
+            ids: of the prompt; in what follows it, the image token is a token like others.
+            rows: [rows, D] of all images, for the embeddings and for each of `deepstack_layers`; nothing without images.
+        """
+        self._embed, self._decode = embed, decode
+        self._rows, self._deepstack = rows, family.deepstack_layers(config)
+        self._further = family.decoder_input
+        self._is_image = np.array(ids, np.int64) == family.image_token_id(config)
+        self._positions = family.positions(config, self._is_image)
+        self._past, self._seen = 0, 0
+
+    def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Read the next tokens, int64 [1, S], one or more; return logits [1, 1, vocab]."""
+        (ids,) = inputs
+        start, end = self._past, self._past + ids.shape[1]
+        is_image = np.zeros(end - start, np.bool_)
+        of_prompt = self._is_image[start:end]
+        is_image[: len(of_prompt)] = of_prompt
+        first, *layered = self._embed.answer([ids])
+        embeds = [first.copy(), *(np.zeros_like(first) for _ in range(self._deepstack))]
+        seen = self._seen + int(is_image.sum())
+        for table, rows in zip(embeds, self._rows, strict=False):
+            table[0, is_image] = rows[self._seen : seen]
+        further = {TOKEN_TYPES: is_image[None].astype(np.int64), POSITIONS: self._places(start, end)}
+        given = [array for name, array in further.items() if name == self._further]
+        self._past, self._seen = end, seen
+        return self._decode([*embeds, *given, *layered])
+
+    def close(self) -> None:
+        """Do nothing: the state ends with the engine."""
+
+    def _places(self, start: int, end: int) -> np.ndarray:
+        """Return the positions of tokens; after the prompt they count on in all coordinates."""
+        told = self._positions[..., start:end]
+        prompt, axes = self._positions.shape[-1], self._positions.shape[0]
+        next_one = int(self._positions.max()) + 1 - prompt
+        after = np.arange(max(start, prompt), max(end, prompt), dtype=np.int64) + next_one
+        return np.concatenate([told, np.broadcast_to(after, (axes, 1, len(after)))], axis=2)
+
+
+@contextmanager
+def open_pipeline(
+    archives: Mapping[str, Path],
+    family: Family,
+    config: Any,
+    states: Sequence[StateTensor],
+    engine: EngineOptions | None = None,
+) -> Iterator[Pipeline]:
+    """Yield the archives of a multimodal model, loaded, and stop their engines after the block.
+
+    Args:
+        archives: by role; others than the three are left alone.
+        family: of the config.
+        config: transformers config.
+        states: of the decoder.
+        engine: see `open_answerer`.
+
+    Raises:
+        EngineError: the engine refused an archive.
+    """
+    with ExitStack() as stack:
+        roles = (EMBED, family.medium.role)
+        parts = {role: stack.enter_context(open_answerer(archives[role], engine)) for role in roles}
+        turns = stack.enter_context(open_turns(archives[DECODER], engine))
+        yield Pipeline(parts, turns, family, config, states)
+
+
+def frame_mask(frames: Sequence[int], length: int) -> np.ndarray:
+    """Return `FRAME_MASK` int64 [N, length] of segments that end after so many frames."""
+    return (np.arange(length) < np.array(frames)[:, None]).astype(np.int64)
+
+
+__all__ = ["Pipeline", "SensedText", "frame_mask", "open_pipeline"]

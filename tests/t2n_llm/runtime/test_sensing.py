@@ -1,0 +1,300 @@
+"""Text about images and sound from an export folder, token for token what transformers' own generate() says."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+from t2n_llm import export_llm
+from t2n_llm.export.folder import read_manifest
+from t2n_llm.export.options import ExportOptions
+from t2n_llm.export.recorded import graph_options_of
+from t2n_llm.graph.interface import recorded_states
+from t2n_llm.runtime.answering import HeldTokens
+from t2n_llm.runtime.sampling.options import Sampling
+from t2n_llm.runtime.sensing import SensingModel
+from t2n_llm.tasks.media.sensed import read_image
+from t2n_llm.tasks.media.sound import read_waveform, write_waveform
+from t2n_llm.tasks.multimodal.families import family_of
+from t2n_llm.tasks.multimodal.running import open_pipeline
+from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
+from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
+from tests.shared_folders import SharedFolders
+from tests.t2n_llm.command_line import call, strict_json
+
+_WORDS = 160
+_NEW = 8
+_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }} "
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% else %}{{ '<' + part.type + '>' }} {% endif %}{% endfor %}{% endif %}"
+    " {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+)
+
+
+def _tokenizer(specials: dict[int, str], **named: str) -> PreTrainedTokenizerFast:
+    words = {specials.get(index, f"w{index}"): index for index in range(_WORDS)}
+    words = {{10: "user", 11: "assistant", 12: "system"}.get(index, word): index for word, index in words.items()}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w9"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens(list(specials.values()))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="</s>",
+        pad_token="<pad>",
+        chat_template=_TEMPLATE,
+        extra_special_tokens=named,
+    )
+
+
+_ENDS = {2: "</s>", 7: "<pad>"}
+
+
+def _llava(folder: Path) -> None:
+    """A tiny LLaVA with a processor for images of 64 pixels, exported."""
+    from transformers import CLIPImageProcessor, LlavaProcessor
+
+    source = folder / "source"
+    save_tiny_model(build_tiny_model("llava", task=IMAGE_TEXT_TO_TEXT), source, IMAGE_TEXT_TO_TEXT)
+    LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64}),
+        _tokenizer({**_ENDS, 150: "<image>"}),
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=_TEMPLATE,
+    ).save_pretrained(source)
+    export_llm(source, folder / "export", dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT)
+
+
+@pytest.fixture(scope="session")
+def llava(shared_folders: SharedFolders) -> Path:
+    """An export of a tiny LLaVA."""
+    return shared_folders("sensing-llava", _llava) / "export"
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> tuple[Path, Path]:
+    """Two files of different sizes."""
+    random = np.random.default_rng(0)
+    for name, shape in (("first.png", (70, 90, 3)), ("second.png", (64, 64, 3))):
+        Image.fromarray(random.integers(0, 255, shape, np.uint8)).save(tmp_path / name)
+    return tmp_path / "first.png", tmp_path / "second.png"
+
+
+def _said_by_transformers(folder: Path, text: str, files: Sequence[Path]) -> str:
+    from transformers import AutoModelForMultimodalLM, AutoProcessor
+
+    source = folder.parent / "source"
+    processor = AutoProcessor.from_pretrained(source)
+    content = [*({"type": "image", "image": str(file)} for file in files), {"type": "text", "text": text}]
+    made = processor.apply_chat_template(
+        [{"role": "user", "content": content}],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
+    model = AutoModelForMultimodalLM.from_pretrained(source, dtype=torch.float32).eval()
+    token = model.config.image_token_id
+    said = model.generate(**made, max_new_tokens=_NEW, do_sample=False, suppress_tokens=[token])
+    return str(processor.decode(said[0, made["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_images_are_described_as_by_transformers(count: int, llava: Path, pictures: tuple[Path, Path]) -> None:
+    files = pictures[:count]
+    options = [word for file in files for word in ("--image", file)]
+    outcome = call("generate", llava, "w20 w21", *options, "--max-new-tokens", _NEW, "--greedy", "--json")
+    assert outcome.code == 0, outcome.err
+    record = strict_json(outcome.out.splitlines()[-1])
+    assert record["text"].split() == _said_by_transformers(llava, "w20 w21", files).split()
+    assert record["prompt_tokens"] == 4 + 64 * count
+
+
+def _gemma(folder: Path) -> None:
+    """A tiny Gemma 3, whose images are read in both directions, exported."""
+    from transformers import Gemma3ImageProcessor, Gemma3Processor
+
+    source = folder / "source"
+    model = build_tiny_model("gemma3", task=IMAGE_TEXT_TO_TEXT)
+    save_tiny_model(model, source, IMAGE_TEXT_TO_TEXT)
+    config = model.config
+    side = config.vision_config.image_size
+    specials = {**_ENDS, config.image_token_id: "<soft>", 155: "<image>", 156: "<end>"}
+    Gemma3Processor(
+        Gemma3ImageProcessor(size={"height": side, "width": side}),
+        _tokenizer(specials, image_token="<soft>", boi_token="<image>", eoi_token="<end>"),
+        image_seq_length=config.mm_tokens_per_image,
+        chat_template=_TEMPLATE,
+    ).save_pretrained(source)
+    export_llm(source, folder / "export", dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT)
+
+
+def test_an_image_that_is_read_in_both_directions_is_not_cut(
+    shared_folders: SharedFolders, pictures: tuple[Path, Path]
+) -> None:
+    folder = shared_folders("sensing-gemma3", _gemma) / "export"
+    options = ("--image", pictures[0], "--image", pictures[1], "--prefill-chunk", 5)
+    outcome = call("generate", folder, "w20 w21", *options, "--max-new-tokens", _NEW, "--greedy", "--json")
+    assert outcome.code == 0, outcome.err
+    record = strict_json(outcome.out.splitlines()[-1])
+    assert record["text"].split() == _said_by_transformers(folder, "w20 w21", pictures).split()
+
+
+def _qwen(folder: Path) -> None:
+    """A tiny Qwen2-VL for images of 32 pixels, exported without a processor."""
+    save_tiny_model(build_tiny_model("qwen2_vl", task=IMAGE_TEXT_TO_TEXT), folder / "source", IMAGE_TEXT_TO_TEXT)
+    options = ExportOptions.of(
+        dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT, image_size=32, require_tokenizer=False
+    )
+    export_llm(folder / "source", folder / "export", options=options)
+
+
+def test_positions_need_the_config_alone(shared_folders: SharedFolders, pictures: tuple[Path, Path]) -> None:
+    """Qwen2-VL's own processor needs torchvision: its parts are put together here."""
+    from transformers import AutoConfig, AutoModelForMultimodalLM, Qwen2VLImageProcessor
+
+    folder = shared_folders("sensing-qwen2-vl", _qwen)
+    manifest = read_manifest(folder / "export")
+    config = AutoConfig.from_pretrained(folder / "export")
+    family = family_of(config, graph_options_of(manifest).image_size)
+    seen = Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=256, max_pixels=4096)
+    arrays = [Image.fromarray(read_image(file, (32, 32))) for file in pictures]
+    made = seen(arrays, return_tensors="pt")
+    assert family.image_side() == 32
+    np.testing.assert_array_equal(made["image_grid_thw"], family.known(2)["image_grid_thw"])
+    image = [config.image_token_id] * family.rows_per_image(config)
+    ids = [20, *image, 21, *image, 22, 23]
+    model = AutoModelForMultimodalLM.from_pretrained(folder / "source", dtype=torch.float32).eval()
+    given = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones((1, len(ids)), dtype=torch.int64)}
+    types = torch.tensor([ids]) == config.image_token_id
+    said = model.generate(
+        **given,
+        **made,
+        mm_token_type_ids=types.int(),
+        max_new_tokens=_NEW,
+        do_sample=False,
+        suppress_tokens=[config.image_token_id],
+    )
+    archives = {role: folder / "export" / part["archive"] for role, part in manifest["archives"].items()}
+    pixels = made["pixel_values"].reshape(2, *family.pixel_shape(config)).numpy()
+    tokens: list[int] = []
+    with open_pipeline(archives, family, config, recorded_states(manifest)) as pipeline:
+        held = HeldTokens(lambda: pipeline.begin(ids, pixels), [(0, 7)])
+        logits = held.read(ids)
+        while logits is not None and len(tokens) < _NEW:
+            logits[config.image_token_id] = -np.inf
+            tokens.append(int(logits.argmax()))
+            logits = held.read(tokens[-1:])
+    assert tokens == said[0, len(ids) :].tolist()[: len(tokens)]
+
+
+def _hearing(folder: Path) -> None:
+    """A tiny Qwen2-Audio that hears up to a second, exported."""
+    from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
+
+    source = folder / "source"
+    save_tiny_model(build_tiny_model("qwen2_audio", task=AUDIO_TEXT_TO_TEXT), source, AUDIO_TEXT_TO_TEXT)
+    extractor = WhisperFeatureExtractor(feature_size=16, sampling_rate=12_800, hop_length=100, chunk_length=1)
+    tokenizer = _tokenizer({**_ENDS, 151: "<audio>", 152: "<begin>", 153: "<end>"})
+    Qwen2AudioProcessor(
+        extractor,
+        tokenizer,
+        chat_template=_TEMPLATE,
+        audio_token="<audio>",
+        audio_bos_token="<begin>",
+        audio_eos_token="<end>",
+    ).save_pretrained(source)
+    export_llm(source, folder / "export", dtype="f32", check=False, task=AUDIO_TEXT_TO_TEXT)
+
+
+@pytest.fixture(scope="session")
+def hearing(shared_folders: SharedFolders) -> Path:
+    """An export of a tiny Qwen2-Audio."""
+    return shared_folders("sensing-qwen2-audio", _hearing) / "export"
+
+
+def _recording(path: Path, samples: int) -> Path:
+    write_waveform(path, 0.3 * np.sin(np.arange(samples) / 9).astype(np.float32), 12_800)
+    return path
+
+
+def test_sound_is_heard_as_by_transformers(hearing: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForMultimodalLM, AutoProcessor
+
+    file = _recording(tmp_path / "sound.wav", 9_000)
+    words = ("--raw", "--max-new-tokens", _NEW, "--greedy", "--json")
+    outcome = call("generate", hearing, "w20 w21", "--audio", file, *words)
+    assert outcome.code == 0, outcome.err
+    source = hearing.parent / "source"
+    processor = AutoProcessor.from_pretrained(source)
+    heard = read_waveform(file, 12_800)
+    made = processor(text="<audio>w20 w21", audio=[heard], sampling_rate=12_800, return_tensors="pt")
+    model = AutoModelForMultimodalLM.from_pretrained(source, dtype=torch.float32).eval()
+    said = model.generate(**made, max_new_tokens=_NEW, do_sample=False, suppress_tokens=[151])
+    expected = processor.tokenizer.decode(said[0, made["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert strict_json(outcome.out.splitlines()[-1])["text"].split() == expected.split()
+    outcome = call("generate", hearing, "w20", "--audio", _recording(tmp_path / "long.wav", 24_320))
+    assert outcome.code == 2 and "1.9 s long" in outcome.line("error")
+    outcome = call("generate", hearing, "w20", "--image", tmp_path / "x.png")
+    assert outcome.code == 2 and "--audio FILE.wav" in outcome.line("hint")
+
+
+def test_the_first_mistakes_are_explained(
+    llava: Path, tiny_export: Path, pictures: tuple[Path, Path], tmp_path: Path
+) -> None:
+    def refused(*words: object) -> tuple[str, str]:
+        outcome = call("generate", *words)
+        assert outcome.code == 2, outcome
+        return outcome.line("error"), outcome.line("hint")
+
+    picture = pictures[0]
+    assert "there is no prompt" in refused(llava, "--image", picture)[0]
+    assert "No such file" in refused(llava, "w20", "--image", tmp_path / "none.png")[0]
+    assert "prompt and --image FILE" in refused(llava, "w20", "--audio", picture)[1]
+    assert "Omit --prompt-lookup" in refused(llava, "w20", "--image", picture, "--prompt-lookup")[1]
+    text_model = tmp_path / "text"
+    shutil.copytree(tiny_export, text_model)
+    _tokenizer(_ENDS).save_pretrained(text_model)
+    assert "It takes a prompt only" in refused(text_model, "w20", "--image", picture)[1]
+    error, hint = refused(llava, "w20 <image> w21 <image>", "--raw", "--image", picture)
+    assert "refuses the prompt" in error or "2 x" in error or "image tokens" in error
+    assert "one image token" in hint
+    bare = tmp_path / "bare"
+    shutil.copytree(llava, bare)
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        (bare / name).unlink(missing_ok=True)
+    error, hint = refused(bare, "w20", "--image", picture)
+    assert "processor" in error and "preprocessor_config.json" in hint
+
+
+def test_a_processor_of_another_size_is_refused(llava: Path, pictures: tuple[Path, Path], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(llava, other)
+    file = other / "processor_config.json"
+    file.write_text(file.read_text().replace("64", "48"))
+    outcome = call("generate", other, "w20", "--image", pictures[0])
+    assert outcome.code == 2 and "[1, 3, 48, 48], and the archive takes [1, 3, 64, 64]" in outcome.line("error")
+
+
+def test_a_program_asks_about_images(llava: Path, pictures: tuple[Path, Path]) -> None:
+    model = SensingModel.open(llava)
+    prompt = model.prompt("w20", images=pictures, system="w30")
+    assert prompt.pixels.shape == (2, 1, 3, 64, 64) and prompt.ids.count(150) == 128
+    assert prompt.ids[:2] == (12, 30)
+    with model.opened(prompt) as held:
+        choice = model.without_placeholders(Sampling(greedy=True).choice(model.language.settings))
+        answer = model.language.answer(held, prompt.ids, choice, max_new_tokens=2)
+        assert "".join(answer)
+    assert answer.account.read_tokens == len(prompt.ids)

@@ -1,0 +1,67 @@
+"""What processors make of images, in the form that archives take: padding removed, other sizes refused with the one that fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from generic_export.errors import OptionError
+from t2n_llm.tasks.multimodal.families import family_of
+from t2n_llm.tasks.multimodal.processed import items_of
+from t2n_llm.tasks.names import IMAGE_TEXT_TO_TEXT
+from t2n_llm.zoo.configs import tiny_config
+
+
+def _pictures(side: int) -> list[Image.Image]:
+    values = np.random.default_rng(0).integers(0, 255, (2, side, side, 3), np.uint8)
+    return [Image.fromarray(each) for each in values]
+
+
+def test_patches_of_several_images_are_told_apart() -> None:
+    from transformers import Qwen2VLImageProcessor
+
+    config = tiny_config("qwen2_vl", IMAGE_TEXT_TO_TEXT)
+    processor = Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=256, max_pixels=4096)
+    family = family_of(config, 48)
+    made = processor(_pictures(48), return_tensors="pt")
+    items = items_of(made, family, config)
+    assert items.shape == (2, 36, 384)
+    np.testing.assert_array_equal(items.reshape(72, 384), made["pixel_values"])
+    assert items_of({}, family, config).shape == (0, 36, 384)
+
+
+def test_the_size_that_a_processor_keeps_is_named() -> None:
+    from transformers import Qwen2VLImageProcessor
+
+    config = tiny_config("qwen2_vl", IMAGE_TEXT_TO_TEXT)
+    processor = Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=4096, max_pixels=4096)
+    made = processor(_pictures(32), return_tensors="pt")
+    with pytest.raises(OptionError, match=r"takes \[16, 384\], that of 32 x 32 pixels") as refused:
+        items_of(made, family_of(config, 32), config)
+    assert refused.value.hint == "Export the model again with --image-size 64."
+
+
+def _gemma4(image_size: int) -> tuple[Any, Any, Any]:
+    from transformers import Gemma4ImageProcessor
+
+    config = tiny_config("gemma4", IMAGE_TEXT_TO_TEXT)
+    vision = config.vision_config
+    processor = Gemma4ImageProcessor(
+        patch_size=vision.patch_size, pooling_kernel_size=vision.pooling_kernel_size, max_soft_tokens=70
+    )
+    return processor(_pictures(image_size), return_tensors="pt"), family_of(config, image_size), config
+
+
+def test_rows_that_fill_up_an_image_are_left_out() -> None:
+    with pytest.raises(OptionError) as refused:
+        items_of(*_gemma4(48))
+    assert refused.value.hint is not None
+    kept = int(refused.value.hint.rstrip(".").split()[-1])
+    made, family, config = _gemma4(kept)
+    items = items_of(made, family, config)
+    rows = items.shape[2]
+    assert rows < made["pixel_values"].shape[1]
+    np.testing.assert_array_equal(items[:, 0], made["pixel_values"][:, :rows])
