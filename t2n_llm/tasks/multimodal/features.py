@@ -179,12 +179,17 @@ class _EveryImageIsReal(TorchFunctionMode):
 
     def __init__(self, pixels: torch.Tensor) -> None:
         super().__init__()
-        self._pixels = pixels
+        self._picture = tuple(pixels.shape[-3:])
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func in (torch.Tensor.__eq__, torch.Tensor.eq, torch.eq) and isinstance(args[1], float) and args[1] == 0.0:
-            return torch.zeros(tuple(args[0].shape), dtype=torch.bool, device=args[0].device)
+        if func in _EQUALS and isinstance(args[1], float) and args[1] == 0.0:
+            asked = args[0]
+            if tuple(asked.shape[-3:]) == self._picture:
+                return torch.zeros(tuple(asked.shape), dtype=torch.bool, device=asked.device)
         return func(*args, **(kwargs or {}))
+
+
+_EQUALS = (torch.Tensor.__eq__, torch.Tensor.eq, torch.eq)
 
 
 def feature_family(
