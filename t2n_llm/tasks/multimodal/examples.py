@@ -30,12 +30,14 @@ class SensedExample:
         pixels: shape of `pixel_values`.
         known: the other arguments, the same for each image of this size, with the images along their first axis.
         axis: of `pixel_values`, along which several images are joined.
+        nested: whether the model has an axis before them, of texts with several images each.
         side: height and width of the image in pixels that gives these arguments; None where images of all sizes do.
     """
 
     pixels: tuple[int, ...]
     known: Mapping[str, torch.Tensor] = field(default_factory=dict)
     axis: int = 0
+    nested: bool = False
     side: int | None = None
 
 
@@ -81,7 +83,7 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
         places = {"image_position_ids": torch.stack((column, row), dim=-1)[None]}
         yield SensedExample((1, side * side, vision.channels * vision.patch**2), places, side=side * vision.patch)
     elif "pixel_attention_mask" in parameters:  # tiles of an image, all of them whole
-        yield SensedExample((1, 1, *vision.square()), axis=1)
+        yield SensedExample((1, *vision.square()), nested=True)
         yield SensedExample((1, *vision.square()))
     elif "image_sizes" in parameters:
         side = vision.pixels(image_size) if _is_pixtral(config) else vision.image_size

@@ -7,7 +7,7 @@ positions) is known during the capture and becomes constants. In: a config. Out:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -98,7 +98,7 @@ class FeatureFamily(Senses):
 
     def sight(self, network: Any) -> Sight:
         """See `Family`."""
-        return Sight(self.example.known, _look(self.medium, network))
+        return _sight(self.medium, network, self.example)
 
     def reference_inputs(self, config: Any, is_image: torch.Tensor, pixels: torch.Tensor) -> dict[str, Any]:
         """See `Family`."""
@@ -108,8 +108,12 @@ class FeatureFamily(Senses):
         given: dict[str, Any] = {name: value for name, value in types.items() if name in taken}
         if not len(pixels):
             return {name: value for name, value in given.items() if name == TOKEN_TYPES}
-        stacked = pixels if self.stacks_images else torch.cat(list(pixels), dim=self.example.axis)
-        return {**given, self.medium.input_name: stacked, **self.known(len(pixels))}
+        joined = pixels if self.stacks_images else torch.cat(list(pixels), dim=self.example.axis)
+        return {
+            **given,
+            self.medium.input_name: joined[None] if self.example.nested else joined,
+            **self.known(len(pixels)),
+        }
 
     def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
         """See `Family`; the model's own code says them, for the tokens of a prompt and for as many after it."""
@@ -152,19 +156,18 @@ def _features_of(medium: Medium, network: Any) -> Any:
     return next((each for each in found if each is not None), None)
 
 
-def _look(
-    medium: Medium, network: Any
-) -> Callable[[torch.Tensor, Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]]:
+def _sight(medium: Medium, network: Any, example: SensedExample) -> Sight:
     def look(pixels: torch.Tensor, known: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with _EveryImageIsReal(pixels):
-            found = _features_of(medium, network)(**{medium.input_name: pixels}, **known, return_dict=True)
+            given = {medium.input_name: pixels[None] if example.nested else pixels, **known}
+            found = _features_of(medium, network)(**given, return_dict=True)
         if isinstance(found.pooler_output, torch.Tensor) and found.pooler_output.ndim == 3:
             return (found.pooler_output,)
         return tuple(
             _joined(rows) for rows in (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
         )
 
-    return look
+    return Sight(example.known, look)
 
 
 def _joined(rows: Any) -> torch.Tensor:
@@ -238,7 +241,7 @@ def _family_of(medium: Medium, key: _Key, image_size: int | None, trust_remote_c
     for example in _examples(medium, config, inspect.signature(features).parameters, image_size):
         try:
             with torch.no_grad():
-                encoder = EncoderModule(network, Sight(example.known, _look(medium, network)))
+                encoder = EncoderModule(network, _sight(medium, network, example))
                 found = encoder(torch.empty(example.pixels, device="meta"))
         except Exception as error:  # whatever a model raises for another shape
             refusals.append(error)

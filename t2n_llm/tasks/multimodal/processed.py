@@ -53,6 +53,8 @@ def _without_padding(told: Mapping[str, np.ndarray], name: str) -> dict[str, np.
 def _split(array: np.ndarray, shape: Sequence[int], family: Family) -> np.ndarray | None:
     """Return one image after the other; None where they have another shape."""
     axis = family.joined_axis()
+    if array.ndim == len(shape) + 1 and len(array) == 1:  # the images of one text
+        array = array[0]
     if family.stacks_images:
         return array.reshape(-1, *shape) if array.shape[-len(shape) :] == tuple(shape) else None
     if (
