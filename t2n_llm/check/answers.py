@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +41,28 @@ class Answerer(Protocol):
         Args:
             inputs: in the graph's order; f32 for an input that is f16 in the graph is converted.
         """
+
+
+@dataclass(frozen=True)
+class NamedArchive:
+    """One archive in an engine, asked by the names of its inputs.
+
+    Attributes:
+        asked: the archive.
+        inputs, outputs: of its graph, in order.
+    """
+
+    asked: Answerer
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def run(self, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the outputs by name.
+
+        Args:
+            known: its inputs by name, and others.
+        """
+        return dict(zip(self.outputs, self.asked.answer([known[name] for name in self.inputs]), strict=True))
 
 
 class WheelAnswerer:
@@ -146,4 +169,4 @@ def _widened(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
-__all__ = ["Answerer", "NextTurn", "OpenTurns", "open_answerer", "open_turns"]
+__all__ = ["Answerer", "NamedArchive", "NextTurn", "OpenTurns", "open_answerer", "open_turns"]

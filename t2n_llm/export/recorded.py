@@ -53,17 +53,10 @@ def require_whole(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 def open_recorded_adapter(recorded: Mapping[str, Any] | None, given: str | None, token: str | None) -> Adapter | None:
     """Open the adapter that an export was made with; it must be the very same."""
-    if recorded is None:
-        if given is not None:
-            raise OptionError(f"--adapter {given}: this export was made without an adapter.", "Omit --adapter.")
+    ref = _recorded_ref("adapter", recorded, given, token, "Pass it: t2n-llm validate FOLDER --adapter PATH.")
+    if recorded is None or ref is None:
         return None
-    if given is None and recorded["revision"] is None:
-        raise SourceError(
-            f"this export was made with a local adapter ({recorded['name']}), whose path is not recorded.",
-            "Pass it: t2n-llm validate FOLDER --adapter PATH.",
-        )
-    revision = recorded["revision"] if given is None else None
-    adapter = open_adapter(SourceRef(given or str(recorded["name"]), revision, token))
+    adapter = open_adapter(ref)
     if adapter.digest != recorded["sha256"]:
         raise OptionError(
             f"{adapter.name} is not the adapter of this export ({recorded['name']}): its checksum differs.",
@@ -79,17 +72,24 @@ def _recorded_vocoder(recorded: Mapping[str, Any] | None, given: str | None, tok
         OptionError: the export has none.
         SourceError: it was a local folder, whose place is not recorded.
     """
+    ref = _recorded_ref("vocoder", recorded, given, token, "Pass it with --vocoder PATH.")
+    return None if ref is None else open_vocoder(ref)
+
+
+def _recorded_ref(
+    kind: str, recorded: Mapping[str, Any] | None, given: str | None, token: str | None, advice: str
+) -> SourceRef | None:
+    """Return where an adapter or a vocoder of an export is; None where the export has none."""
+    article = "an" if kind[0] in "aeiou" else "a"
     if recorded is None:
         if given is not None:
-            raise OptionError(f"--vocoder {given}: this export was made without a vocoder.", "Omit --vocoder.")
+            raise OptionError(f"--{kind} {given}: this export was made without {article} {kind}.", f"Omit --{kind}.")
         return None
     if given is None and recorded["revision"] is None:
         raise SourceError(
-            f"this export was made with a local vocoder ({recorded['name']}), whose path is not recorded.",
-            "Pass it with --vocoder PATH.",
+            f"this export was made with a local {kind} ({recorded['name']}), whose path is not recorded.", advice
         )
-    revision = recorded["revision"] if given is None else None
-    return open_vocoder(SourceRef(given or str(recorded["name"]), revision, token))
+    return SourceRef(given or str(recorded["name"]), recorded["revision"] if given is None else None, token)
 
 
 def open_original(folder: Path, manifest: Mapping[str, Any], ref: SourceRef, vocoder: str | None = None) -> ModelSource:

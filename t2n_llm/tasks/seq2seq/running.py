@@ -16,7 +16,7 @@ import numpy as np
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.read.reading import read_graph_text, signature_of
 from kvcache.states.tensors import StateTensor
-from t2n_llm.check.answers import Answerer, CliAnswerer, open_answerer
+from t2n_llm.check.answers import CliAnswerer, NamedArchive, open_answerer
 from t2n_llm.check.engines import chosen_engine
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import Runner, Turn, WheelRunner
@@ -25,17 +25,8 @@ from t2n_llm.tasks.seq2seq.sources import ENCODER_MASK
 
 
 @dataclass(frozen=True)
-class EncoderArchive:
-    """The encoder in an engine.
-
-    Attributes:
-        asked: the archive.
-        inputs, outputs: of its graph, in order.
-    """
-
-    asked: Answerer
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+class EncoderArchive(NamedArchive):
+    """The encoder in an engine."""
 
     def read(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return what the decoder is told of a source, by name: keys and values, and the mask where its graph has one.
@@ -46,9 +37,7 @@ class EncoderArchive:
         first = next(iter(given.values()))
         masked = ENCODER_MASK in self.inputs
         whole = {ENCODER_MASK: np.ones(first.shape[:2], np.int64), **given} if masked else given
-        answers = self.asked.answer([whole[name] for name in self.inputs])
-        mask = {DECODER_MASK: whole[ENCODER_MASK]} if masked else {}
-        return dict(zip(self.outputs, answers, strict=True)) | mask
+        return self.run(whole) | ({DECODER_MASK: whole[ENCODER_MASK]} if masked else {})
 
 
 @contextmanager

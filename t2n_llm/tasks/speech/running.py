@@ -15,7 +15,7 @@ import numpy as np
 from generic_export.errors import ArchiveError, OptionError
 from generic_export.read.outline import read_outline
 from generic_export.read.reading import read_graph_text, signature_of
-from t2n_llm.check.answers import Answerer, OpenTurns, open_answerer, open_turns
+from t2n_llm.check.answers import NamedArchive, OpenTurns, open_answerer, open_turns
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import empty_shape
 from t2n_llm.tasks.speech.arrays import Draws, frames_of_tokens, given_to
@@ -37,28 +37,6 @@ from t2n_llm.tasks.speech.plan import (
 )
 
 _STATE = "in_cache_"  # how the names of inputs begin that are states
-
-
-@dataclass(frozen=True)
-class SpeechArchive:
-    """One archive in an engine.
-
-    Attributes:
-        asked: the archive.
-        inputs, outputs: of its graph, in order.
-    """
-
-    asked: Answerer
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    def run(self, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the outputs by name.
-
-        Args:
-            known: its inputs by name, and others.
-        """
-        return dict(zip(self.outputs, self.asked.answer([known[name] for name in self.inputs]), strict=True))
 
 
 @dataclass(frozen=True)
@@ -115,7 +93,7 @@ class SpeechModel:
     """
 
     plan: SpeechPlan
-    archives: Mapping[str, SpeechArchive]
+    archives: Mapping[str, NamedArchive]
     step: StepArchive | None = None
 
     def spoken(
@@ -222,7 +200,7 @@ def open_speech(
             if role == STEP:
                 step = StepArchive(stack.enter_context(open_turns(path, engine)), inputs, outputs, _first_states(path))
             else:
-                opened[role] = SpeechArchive(stack.enter_context(open_answerer(path, engine)), inputs, outputs)
+                opened[role] = NamedArchive(stack.enter_context(open_answerer(path, engine)), inputs, outputs)
         yield SpeechModel(plan, opened, step)
 
 
