@@ -150,7 +150,7 @@ def _turns_of_wheel(model: WheelModel, held: Mapping[str, np.ndarray], states: S
 def _turns_of_command(
     archive: Path, engine: TractCli, held: Mapping[str, np.ndarray], states: Sequence[np.ndarray]
 ) -> NextTurn:
-    """Begin turns of which each is a run of the command."""
+    """Start a series of turns. Each turn runs the command once."""
     answerer, names = CliAnswerer(engine, archive), signature_of(read_graph_text(archive)).inputs
     count, kept = len(names) - len(states), list(states)
     given = [name for name in names[:count] if name not in held]

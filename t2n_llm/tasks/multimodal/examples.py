@@ -1,7 +1,7 @@
-"""What one image or segment of sound is for a model: the shape of its tensor, and the further arguments that the size decides.
+"""How to pass one image or one segment of sound to a model: the tensor's shape, and the arguments that depend on the size.
 
-In: a transformers config, and the parameters of the model's `get_image_features` or `get_audio_features`. Out: candidates, of which
-the first that runs is meant. The names of the parameters say how a model takes images: transformers uses the same ones everywhere.
+In: a transformers config, and the parameters of the model's `get_image_features` or `get_audio_features`. Out: candidates;
+use the first one that runs. transformers names these parameters the same way in all models, so the names determine the form.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
 
 
 def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:
-    """Return the ways in which a model may take an image.
+    """Return the candidates for one image.
 
     Args:
         config: transformers config.
@@ -98,7 +98,7 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
 
 
 def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[SensedExample]:
-    """Return the ways in which a model may take a segment of sound.
+    """Return the candidates for one segment of sound.
 
     Args:
         config: transformers config.
@@ -130,7 +130,7 @@ def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None)
 
 @dataclass(frozen=True)
 class _Vision:
-    """What a config says of images, whatever it calls that."""
+    """The image fields of a config under one name each; model families name them differently."""
 
     image_size: int
     patch: int

@@ -100,7 +100,7 @@ class Family(Protocol):
         """Return the shape of one image, as transformers' image processor gives it."""
 
     def image_side(self) -> int | None:
-        """Return the height and width in pixels of the images that the encoder was made for; None for those of all sizes."""
+        """Return the height and width in pixels that the encoder expects; None if it accepts any size."""
 
     def joined_axis(self) -> int:
         """Return the axis along which transformers' processor joins images, where the encoder does not stack them."""

@@ -32,7 +32,7 @@ _TOKEN_FIELDS = {
 
 @dataclass(frozen=True, eq=False)
 class FeatureFamily(Senses):
-    """A model that puts rows of images or sound in the place of a token.
+    """A model that replaces placeholder tokens with the features of images or sound.
 
     Attributes:
         sensed: images or sound.
@@ -243,7 +243,7 @@ def _family_of(medium: Medium, key: _Key, image_size: int | None, trust_remote_c
             with torch.no_grad():
                 encoder = EncoderModule(network, _sight(medium, network, example))
                 found = encoder(torch.empty(example.pixels, device="meta"))
-        except Exception as error:  # whatever a model raises for another shape
+        except Exception as error:  # models raise exceptions of any type for a wrong shape
             refusals.append(error)
             continue
         stacks = not example.known and len(example.pixels) == 4 and found[0].ndim == 3

@@ -106,7 +106,7 @@ class PromptProcessor:
             given["add_special_tokens"] = False
         try:
             made = self.processor(text=text, return_tensors="pt", **given)
-        except Exception as error:  # whatever a processor raises
+        except Exception as error:  # processors raise exceptions of any type
             raise OptionError(
                 f"the model's processor refuses the prompt: {described(error)}",
                 f"Write one {self._noun} token in the prompt for each file, or omit --raw.",

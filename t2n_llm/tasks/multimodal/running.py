@@ -37,7 +37,7 @@ class Pipeline:
         self.engine_name, self.engine_version = parts[EMBED].engine_name, parts[EMBED].engine_version
 
     def begin(self, ids: Sequence[int], pixels: np.ndarray, frames: Sequence[int] = ()) -> SensedText:
-        """See all images, and return a text that begins with a prompt, nothing of which is read yet.
+        """Run the encoder on all images, and return a text that starts with the prompt. The decoder has not run yet.
 
         Args:
             ids: of the prompt; each image has its rows' worth of image tokens.
@@ -49,7 +49,7 @@ class Pipeline:
         return SensedText(self._parts[EMBED], decode, self._family, self._config, ids, rows)
 
     def _look(self, pixels: np.ndarray, frames: Sequence[int]) -> list[np.ndarray]:
-        """Return the rows of all images, for the embeddings and for each of `deepstack_layers`; nothing without images."""
+        """Return the rows of all images: one table for the embeddings and one per deepstack layer. Empty without images."""
         encoder = self._parts[self._family.medium.role]
         if frames:
             (answer,) = encoder.answer([pixels, frame_mask(frames, pixels.shape[-1])])
@@ -78,10 +78,10 @@ class SensedText:
 
         Args:
             embed: the archive.
-            decode: turns of the decoder, none of which has been.
+            decode: the next call of the decoder; it has not been called yet.
             family, config: of the model.
             ids: of the prompt; in what follows it, the image token is a token like others.
-            rows: [rows, D] of all images, for the embeddings and for each of `deepstack_layers`; nothing without images.
+            rows: [rows, D] of all images: one table for the embeddings and one per deepstack layer. Empty without images.
         """
         self._embed, self._decode = embed, decode
         self._rows, self._deepstack = rows, family.deepstack_layers(config)
