@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.export.verify import verify_export
 from t2n_llm.graph.interface import recorded_states
 from t2n_llm.tasks.frontends.waveforms import chirp
-from t2n_llm.tasks.multimodal.check import Pipeline, Prompt
+from t2n_llm.tasks.multimodal.check import Prompt, answers_of
 from t2n_llm.tasks.multimodal.families import family_of
+from t2n_llm.tasks.multimodal.running import open_pipeline
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 from tests.families import COMMON, leave_neutral_start
 from tests.t2n_llm.command_line import call, strict_json
@@ -86,10 +86,9 @@ def test_a_waveform_is_answered_as_transformers_answers_it(export: Path, listene
     with torch.no_grad():
         said = model(input_ids=torch.tensor([ids]), **inputs).logits[0, -1]
         deaf = model(input_ids=torch.tensor([ids]), **inputs | {"input_features": torch.zeros(1, 8, 24)}).logits[0, -1]
-    with ExitStack() as stack:
-        parts = {role: stack.enter_context(open_answerer(export / f"{role}.nnef.tar")) for role in _READ_WEIGHTS}
-        pipeline = Pipeline(parts, family, model.config, recorded_states(manifest))
-        (answer,) = pipeline.answer(Prompt("", ids, features, frames=(int(mask.sum()),)), ())
+    archives = {role: export / f"{role}.nnef.tar" for role in _READ_WEIGHTS}
+    with open_pipeline(archives, family, model.config, recorded_states(manifest)) as pipeline:
+        (answer,) = answers_of(pipeline, Prompt("", ids, features, frames=(int(mask.sum()),)), ())
     np.testing.assert_allclose(answer, said.numpy(), atol=1e-4)
     assert (said - deaf).abs().max() > 1e-2
 
