@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,8 +29,11 @@ from t2n_llm.runtime.sampling.options import Sampling
 if TYPE_CHECKING:
     from t2n_llm.runtime.answering import Account
     from t2n_llm.runtime.chat.conversation import HeldConversation
+    from t2n_llm.runtime.chat.models import ChatModel
+    from t2n_llm.runtime.chat.template import MediaFile
 
 _HELP = (
+    "/image FILE ask the next message about an image\n/audio FILE ask the next message about a recording\n"
     "/reset      start a new conversation\n/save FILE  write the messages to a JSON file\n/help       show this help\n"
     "/exit       leave (also Ctrl-D)\nCtrl-C      stop the answer; twice at an empty prompt: leave"
 )
@@ -46,6 +49,14 @@ def chat(
     ] = None,
     max_new_tokens: Annotated[int | None, most_new_tokens(2048)] = None,
     template_kwargs: TemplateVariablesOption = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Image for the first message; repeatable.", show_default=False),
+    ] = None,
+    audio: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Recording (WAV) for the first message; repeatable.", show_default=False),
+    ] = None,
     prefill_chunk: PrefillChunkOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
@@ -57,32 +68,33 @@ def chat(
     sink, variables = open_sink(as_json), read_template_variables(template_kwargs)
     quiet_libraries(sink, answers=True)
     from t2n_llm.runtime.chat.conversation import HeldConversation
-    from t2n_llm.runtime.chat.template import ChatTemplate
-    from t2n_llm.runtime.generate import ExportedModel
+    from t2n_llm.runtime.chat.models import ChatModel
 
-    model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
-    ChatTemplate.of(model.tokenizer, model.folder, variables)  # refused before the engine starts
+    chat_model = ChatModel.open(archive, device=device, prefill_chunk=prefill_chunk)
+    model = chat_model.language
+    first = _files_of(chat_model, image or (), audio or ())
+    chat_model.require_template(variables)  # refused before the engine starts
     choice = sampling.choice(model.settings)
     tell_not_followed(sink, model.settings, sampled=choice.samples, beams=False)
     turns = TypedTurns(sink.aside) if sink.is_typed_into else PipedTurns()
     sink.waiting(f"Loading {model.archive.name}")
-    with model.opened() as held, turns:
-        conversation = HeldConversation(
-            model, held, choice, system=system, max_new_tokens=max_new_tokens, variables=variables
-        )
+    with chat_model.reader(variables) as reader, turns:
+        conversation = HeldConversation(model, reader, choice, system=system, max_new_tokens=max_new_tokens)
         if turns.interactive:
             context = "" if model.max_positions is None else f", up to {model.max_positions} tokens"
             sink.aside(f"{model.folder.resolve().name}{context}; /help lists the commands.")
-        _Chat(sink, conversation, turns).run()
+        _Chat(sink, conversation, turns, chat_model, list(first)).run()
 
 
 @dataclass(frozen=True)
 class _Chat:
-    """A conversation, and where it is typed and shown."""
+    """A conversation, where it is typed and shown, and the files that the next message is about."""
 
     sink: Sink
     conversation: HeldConversation
     turns: PipedTurns | TypedTurns
+    model: ChatModel
+    files: list[MediaFile]
 
     def run(self) -> None:
         """Take turns until the user leaves; a mistake in a terminal is told, elsewhere it ends the command."""
@@ -108,7 +120,9 @@ class _Chat:
     def _answer(self, line: str) -> None:
         with self.turns.answering():
             pieces = []
-            for piece in self.conversation.ask(line, self.turns.stopped):
+            files = tuple(self.files)
+            self.files.clear()
+            for piece in self.conversation.ask(line, self.turns.stopped, files=files):
                 pieces.append(piece)
                 self.sink.text(piece)
         account = self.conversation.account
@@ -133,8 +147,22 @@ class _Chat:
         elif cut:
             self.sink.warn(f"the answer ended after {account.tokens} tokens: {cut}.")
 
+    def _image(self, rest: str) -> None:
+        self._attach("image", rest)
+
+    def _hear(self, rest: str) -> None:
+        self._attach("audio", rest)
+
+    def _attach(self, kind: str, rest: str) -> None:
+        if not rest:
+            raise OptionError(f"/{kind}: the file name is missing.", f"Type /{kind} FILE.")
+        path = Path(rest).expanduser()
+        self.files.extend(_files_of(self.model, *(([path], []) if kind == "image" else ([], [path]))))
+        self.sink.aside(f"The next message is about {', '.join(str(file.path) for file in self.files)}.")
+
     def _reset(self, rest: str) -> None:
         _refuse_words("/reset", rest)
+        self.files.clear()
         self.conversation.reset()
         self.sink.aside("A new conversation.")
 
@@ -157,13 +185,35 @@ class _Chat:
         self.sink.aside(_HELP)
 
 
+def _files_of(model: ChatModel, images: Sequence[Path], audio: Sequence[Path]) -> list[MediaFile]:
+    """Return the files that a message is about.
+
+    Raises:
+        OptionError: the model does not read such files, or there is no such file.
+    """
+    from t2n_llm.runtime.chat.template import MediaFile
+
+    files = [*(MediaFile("image", path) for path in images), *(MediaFile("audio", path) for path in audio)]
+    for file in files:
+        if file.kind != model.reads:
+            reads = "text only" if model.reads is None else f"text and {model.reads} files"
+            raise OptionError(
+                f"{file.path}: {model.language.folder} does not read {file.kind} files.", f"It reads {reads}."
+            )
+        if not file.path.is_file():
+            raise OptionError(f"{file.path}: there is no such file.", "Check the path.")
+    return files
+
+
 def _refuse_words(name: str, rest: str) -> None:
     if rest:
         raise OptionError(f"{name} takes nothing.", f"Type {name} without arguments.")
 
 
 _COMMANDS: Mapping[str, Callable[[_Chat, str], None]] = {
+    "/audio": _Chat._hear,
     "/help": _Chat._help,
+    "/image": _Chat._image,
     "/reset": _Chat._reset,
     "/save": _Chat._save,
 }

@@ -328,7 +328,6 @@ def _of_sensed(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, sta
     tell_not_followed(sink, model.language.settings, sampled=choice.samples, beams=False)
     sink.waiting(f"Loading {archive.name}")
     held = stack.enter_context(model.opened(prompt))
-    choice = model.without_placeholders(choice)
     return model.language.answer(held, prompt.ids, choice, max_new_tokens=asked.max_new_tokens)
 
 

@@ -13,6 +13,7 @@ from t2n_llm.cli.generate import tell_not_followed
 from t2n_llm.cli.parameters import DeviceOption, ExportArgument
 from t2n_llm.cli.session import open_sink, quiet_libraries
 
+_TEXT_BYTES, _FILE_BYTES = 1 << 20, 32 << 20  # of a request, without and with files
 _GRACE_SECONDS = 2  # that answers have to end in, when the server is told to
 
 
@@ -27,7 +28,15 @@ def serve(
         int, typer.Option("--max-new-tokens", "-n", min=1, metavar="N", help="Maximum tokens per answer.")
     ] = 2048,
     max_seconds: Annotated[float, typer.Option(min=0.1, metavar="S", help="Maximum seconds per answer.")] = 300.0,
-    max_request_bytes: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum bytes per request.")] = 1 << 20,
+    max_request_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Maximum bytes per request; default: 1 MiB, or 32 MiB where requests may have images or audio.",
+            show_default=False,
+        ),
+    ] = None,
     max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum waiting requests.")] = 32,
     prefill_chunk: Annotated[
         int | None,
@@ -61,24 +70,24 @@ def serve(
         from t2n_llm.runtime.serve.guard import LOOPBACK, Admission
     except ImportError as error:
         raise OptionError(f"serve needs {error.name}.", "Install it: pip install 't2n-llm[serve]'.") from error
-    from t2n_llm.runtime.chat.template import ChatTemplate
-    from t2n_llm.runtime.generate import ExportedModel
+    from t2n_llm.runtime.chat.models import ChatModel
     from t2n_llm.runtime.sampling.options import Sampling
     from t2n_llm.runtime.serve.request_queue import RequestQueue, ServerLimits
 
-    model = ExportedModel.open(archive, device=device, prefill_chunk=prefill_chunk)
+    chat_model = ChatModel.open(archive, device=device, prefill_chunk=prefill_chunk)
+    model = chat_model.language
     tell_not_followed(sink, model.settings, sampled=Sampling().choice(model.settings).samples, beams=False)
-    if sanitize_special_tokens:  # refused before the engine starts
-        ChatTemplate.of(model.tokenizer, model.folder, sanitized=True)
+    if sanitize_special_tokens or chat_model.sensing:  # refused before the engine starts
+        chat_model.require_template(sanitized=sanitize_special_tokens)
     if host not in LOOPBACK and api_key is None:
         sink.warn(f"{host} is reachable from other machines and no --api-key is set: anyone there can use the model.")
+    if max_request_bytes is None:
+        max_request_bytes = _TEXT_BYTES if chat_model.sensing is None else _FILE_BYTES
     limits = ServerLimits(max_request_bytes, max_new_tokens, max_seconds, max_waiting)
     listening = _listen(host, port)
     sink.waiting(f"Loading {model.archive.name}")
-    with listening, model.opened() as held:
-        queue = RequestQueue(
-            model, held, name or model.folder.resolve().name, limits, sanitized=sanitize_special_tokens
-        )
+    with listening, chat_model.reader(sanitized=sanitize_special_tokens) as reader:
+        queue = RequestQueue(model, reader, name or model.folder.resolve().name, limits)
         config = uvicorn.Config(
             application(queue, Admission.of(host, allowed_host or (), api_key)),
             log_level="warning",

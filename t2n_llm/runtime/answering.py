@@ -111,6 +111,7 @@ class HeldTokens:
             self._session.close()
             self._session = None
         self._tokens = []
+        self._session = self._session or self._open()
 
     def read(self, ids: Sequence[int], stopped: Callable[[], bool] | None = None) -> np.ndarray | None:
         """Read tokens after those that are held.

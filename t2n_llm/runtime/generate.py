@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from t2n_llm.runtime.answering import AnswerEnding, HeldTokens, Limit, StreamedA
 from t2n_llm.runtime.chat.template import ChatTemplate
 from t2n_llm.runtime.sampling.choice import TokenChoice
 from t2n_llm.runtime.sampling.options import Sampling
+from t2n_llm.runtime.sampling.rules import Suppressed
 from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.names import require_language_model
@@ -46,6 +47,7 @@ class ExportedModel:
         prefill: prompt tokens per call, by the number of past tokens.
         device: "cpu", "cuda" or "metal".
         is_decode_program: the archive comes from `transformers.exporters`; see `DecodeProgram`.
+        never: tokens that are never generated, such as those that stand for images.
     """
 
     folder: Path
@@ -56,6 +58,7 @@ class ExportedModel:
     prefill: Chunks
     device: str = "cpu"
     is_decode_program: bool = False
+    never: tuple[int, ...] = ()
 
     @staticmethod
     def open(path: Path, *, device: str = "cpu", prefill_chunk: int | None = None) -> ExportedModel:
@@ -164,10 +167,11 @@ class ExportedModel:
         Raises:
             OptionError: there are no tokens, or no free position is left.
         """
+        suppressed = (Suppressed(self.never),) if self.never else ()
         return StreamedAnswer(
             held,
             ids,
-            choice,
+            replace(choice, rules=(*choice.rules, *suppressed)),
             self.limit(len(held.tokens) + len(ids), max_new_tokens),
             decode=self.decode,
             random=random or choice.random(),

@@ -5,11 +5,16 @@ In: an export folder, a prompt and files. Out: what `StreamedAnswer` needs. Toke
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from generic_export.devices import check_device
 from generic_export.errors import ArchiveError, OptionError
@@ -19,18 +24,17 @@ from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.export.manifest_form import require_said
 from t2n_llm.export.recorded import graph_options_of
 from t2n_llm.graph.interface import recorded_states
-from t2n_llm.graph.prefill import chunks_of
+from t2n_llm.graph.prefill import Chunks, chunks_of
 from t2n_llm.runtime.answering import HeldTokens
-from t2n_llm.runtime.chat.template import ChatTemplate
+from t2n_llm.runtime.chat.reading import Reading, left_after
+from t2n_llm.runtime.chat.template import ChatTemplate, MediaFile, Message, content_of
 from t2n_llm.runtime.generate import ExportedModel
-from t2n_llm.runtime.sampling.choice import TokenChoice
-from t2n_llm.runtime.sampling.rules import Suppressed
 from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.multimodal.family import SOUND, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
-from t2n_llm.tasks.multimodal.processor import PromptProcessor, SensedPrompt
-from t2n_llm.tasks.multimodal.running import open_pipeline
+from t2n_llm.tasks.multimodal.processor import PromptProcessor, SensedPrompt, kind_of
+from t2n_llm.tasks.multimodal.running import Pipeline, SensedText, open_pipeline
 from t2n_llm.tasks.names import recorded_task
 
 
@@ -81,6 +85,7 @@ class SensingModel:
             max_positions=manifest["model"].get("max_position_embeddings"),
             prefill=chunks_of(manifest) if prefill_chunk is None else [(0, prefill_chunk)],
             device=device,
+            never=(family.image_token_id(config),),
         )
         archives = {role: folder / part["archive"] for role, part in manifest["archives"].items()}
         return SensingModel(language, processor, archives, recorded_states(manifest))
@@ -113,18 +118,19 @@ class SensingModel:
                 f"{self.language.folder} was exported for {self._family.medium.task}.",
                 f"It takes a prompt and {'--audio FILE.wav' if hears else '--image FILE'}.",
             )
-        files = [
-            *({"type": "image", "image": "image"} for _ in images),
-            *({"type": "audio", "audio": "audio"} for _ in audio),
-        ]
+        files = [*(MediaFile("image", file) for file in images), *(MediaFile("audio", file) for file in audio)]
         if chat and (self.language.has_chat_template or variables or system is not None):
-            content = [*files, {"type": "text", "text": text}] if files else text
             before = [] if system is None else [{"role": "system", "content": system}]
             template = ChatTemplate.of(self.language.tokenizer, self.language.folder, variables)
-            text = template.written([*before, {"role": "user", "content": content}]).text
+            text = template.written([*before, {"role": "user", "content": content_of(text, files)}]).text
         else:
             text = self.processor.marked(text, len(files))
         return self.processor.prompt(text, images, audio)
+
+    @property
+    def reads(self) -> str:
+        """What prompts may be about: "image" or "audio"."""
+        return kind_of(self._family)
 
     @contextmanager
     def opened(self, prompt: SensedPrompt) -> Iterator[HeldTokens]:
@@ -133,21 +139,109 @@ class SensingModel:
         Raises:
             EngineError: the engine refused an archive, or failed.
         """
-        # An image that is read in both directions must be in one call.
-        whole = self._family.decoder_input == TOKEN_TYPES and len(prompt.pixels)
-        chunks = [(0, len(prompt.ids))] if whole else self.language.prefill
-        engine = EngineOptions(device=self.language.device)
-        with open_pipeline(self.archives, self._family, self.processor.config, self.states, engine) as pipeline:
+        with self._pipeline() as pipeline:
+            chunks = self._chunks if len(prompt.pixels) else self.language.prefill
             yield HeldTokens(lambda: pipeline.begin(prompt.ids, prompt.pixels, prompt.frames), chunks)
 
-    def without_placeholders(self, choice: TokenChoice) -> TokenChoice:
-        """Return a choice that never says the token of an image: the archives have no embedding of it."""
-        token = self._family.image_token_id(self.processor.config)
-        return replace(choice, rules=(*choice.rules, Suppressed((token,))))
+    @contextmanager
+    def conversing(self, variables: Mapping[str, Any] | None = None) -> Iterator[SensedReader]:
+        """Yield what reads conversations; the engine ends with the `with` block.
+
+        Args:
+            variables: of the chat template.
+
+        Raises:
+            OptionError: the model has no chat template.
+            EngineError: the engine refused an archive.
+        """
+        template = ChatTemplate.of(self.language.tokenizer, self.language.folder, variables)
+        with self._pipeline() as pipeline:
+            yield SensedReader(self.processor, pipeline, template, self._chunks)
+
+    @contextmanager
+    def _pipeline(self) -> Iterator[Pipeline]:
+        engine = EngineOptions(device=self.language.device)
+        with open_pipeline(self.archives, self._family, self.processor.config, self.states, engine) as pipeline:
+            yield pipeline
+
+    @property
+    def _chunks(self) -> Chunks:
+        """How many tokens are read at once; an image that is read in both directions must be in one call."""
+        return [(0, sys.maxsize)] if self._family.decoder_input == TOKEN_TYPES else self.language.prefill
 
     @property
     def _family(self) -> Family:
         return self.processor.family
+
+
+class SensedReader:
+    """Reads conversations about files: see `ConversationReader`. Images that the engine has read are not looked at again."""
+
+    def __init__(self, processor: PromptProcessor, pipeline: Pipeline, template: ChatTemplate, chunks: Chunks) -> None:
+        """Begin with an empty text.
+
+        Args:
+            processor, template: of the export.
+            pipeline: its archives.
+            chunks: how many tokens are read at once.
+        """
+        self._processor, self._pipeline, self._template = processor, pipeline, template
+        self._prompt = SensedPrompt((), np.zeros(0, np.float32))
+        self.held = HeldTokens(self._begin, chunks)
+
+    def of_messages(
+        self, messages: Sequence[Message], files: Sequence[Path | bytes], variables: Mapping[str, Any] | None = None
+    ) -> Reading:
+        """See `ConversationReader`."""
+        family = self._processor.family
+        kinds = {part["type"] for message in messages for part in message["content"] if isinstance(part, dict)}
+        other = kinds - {"text", kind_of(family)}
+        if other:
+            raise OptionError(f"the model was exported for {family.medium.task}.", f"It does not read {other.pop()}.")
+        text = self._template.written(messages, variables).text
+        images, audio = ((), files) if family.medium is SOUND else (files, ())
+        return self._reading(self._processor.prompt(text, images, audio))
+
+    def of_tokens(self, ids: Sequence[int]) -> Reading:
+        """See `ConversationReader`."""
+        if self._processor.family.image_token_id(self._processor.config) in ids:
+            raise OptionError("the prompt has the token that stands for an image.", "Send images in a chat.")
+        return self._reading(SensedPrompt(tuple(ids), self._prompt.pixels[:0]))
+
+    def _reading(self, prompt: SensedPrompt) -> Reading:
+        left, items = left_after(self.held.tokens, prompt.ids), self._items_read()
+        if left is None or items is None or not self._has_seen(prompt, items):
+            return Reading(len(prompt.ids), prompt.ids, partial(self._start, prompt))
+        return Reading(len(prompt.ids), left, partial(self._continue, prompt, items))
+
+    def _items_read(self) -> int | None:
+        """Return how many images the engine has read; None where it ended within one."""
+        family, config = self._processor.family, self._processor.config
+        rows = list(self.held.tokens).count(family.image_token_id(config))
+        each = [family.rows_of(config, count) for count in self._prompt.frames] or [
+            family.rows_per_image(config)
+        ] * len(self._prompt.pixels)
+        ends = [0, *accumulate(each)]
+        return ends.index(rows) if rows in ends else None
+
+    def _has_seen(self, prompt: SensedPrompt, items: int) -> bool:
+        """Say whether the first images of a prompt are those that the engine has read."""
+        return prompt.frames[:items] == self._prompt.frames[:items] and np.array_equal(
+            prompt.pixels[:items], self._prompt.pixels[:items]
+        )
+
+    def _start(self, prompt: SensedPrompt) -> None:
+        self._prompt = prompt
+        self.held.forget()
+        self._text.expect(prompt.ids, self._pipeline.look(prompt.pixels, prompt.frames))
+
+    def _continue(self, prompt: SensedPrompt, items: int) -> None:
+        self._prompt = prompt
+        self._text.expect(prompt.ids, self._pipeline.look(prompt.pixels[items:], prompt.frames[items:]))
+
+    def _begin(self) -> SensedText:
+        self._text = self._pipeline.begin((), self._prompt.pixels[:0])
+        return self._text
 
 
 def _config_of(folder: Path) -> Any:
@@ -184,4 +278,4 @@ def _require_same(folder: Path, recorded: Mapping[str, Any], family: Family, con
         )
 
 
-__all__ = ["SensingModel"]
+__all__ = ["SensedReader", "SensingModel"]

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from t2n_llm import export_llm
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.runtime.chat.conversation import HeldConversation
+from t2n_llm.runtime.chat.reading import LanguageReader
 from t2n_llm.runtime.chat.template import Message
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.options import Sampling
@@ -113,7 +114,9 @@ def test_two_turns_are_those_of_transformers(exported: ExportResult, model_folde
     own = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     messages: list[Message] = []
     with model.opened() as held:
-        conversation = HeldConversation(model, held, Sampling().choice(model.settings), max_new_tokens=NEW_TOKENS)
+        conversation = HeldConversation(
+            model, LanguageReader(model, held), Sampling().choice(model.settings), max_new_tokens=NEW_TOKENS
+        )
         for text in ("What is the capital of France?", "And of Italy?"):
             messages.append({"role": "user", "content": text})
             ids = model.tokenizer.apply_chat_template(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from generic_export.errors import OptionError
-from t2n_llm.runtime.answering import Account, HeldTokens
-from t2n_llm.runtime.chat.template import ChatTemplate, Message
+from t2n_llm.runtime.answering import Account
+from t2n_llm.runtime.chat.reading import ConversationReader
+from t2n_llm.runtime.chat.template import MediaFile, Message, content_of
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.choice import TokenChoice
 
@@ -21,32 +22,27 @@ class HeldConversation:
     def __init__(
         self,
         model: ExportedModel,
-        held: HeldTokens,
+        reader: ConversationReader,
         choice: TokenChoice,
         *,
         system: str | None = None,
         max_new_tokens: int | None = None,
-        variables: Mapping[str, Any] | None = None,
     ) -> None:
         """Begin a conversation.
 
         Args:
             model: an export with a chat template.
-            held: a session of it.
+            reader: of its conversations.
             choice: how a token is chosen.
             system: what stands before the first turn.
             max_new_tokens: most tokens of an answer; None for what the model's settings say, or `MOST_NEW_TOKENS`.
-            variables: of the chat template.
-
-        Raises:
-            OptionError: the model has no chat template.
         """
-        self._model, self._held, self._choice = model, held, choice
-        self._template = ChatTemplate.of(model.tokenizer, model.folder, variables)
+        self._model, self._reader, self._choice = model, reader, choice
         self._random = choice.random()
         self._most = max_new_tokens or int(model.settings.get("max_new_tokens") or MOST_NEW_TOKENS)
         self._begin: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._begin)
+        self._files: list[Path] = []
         self._account: Account | None = None
 
     @property
@@ -61,10 +57,12 @@ class HeldConversation:
 
     def reset(self) -> None:
         """Forget everything but the system message."""
-        self._messages = list(self._begin)
-        self._held.forget()
+        self._messages, self._files = list(self._begin), []
+        self._reader.held.forget()
 
-    def ask(self, text: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
+    def ask(
+        self, text: str, stopped: Callable[[], bool] = lambda: False, *, files: Sequence[MediaFile] = ()
+    ) -> Iterator[str]:
         """Yield pieces of the answer to a user's message, and keep both.
 
         An answer that is stopped is kept as far as it was said; with nothing said the message is forgotten.
@@ -72,15 +70,18 @@ class HeldConversation:
         Args:
             text: the message.
             stopped: asked before each turn of the engine whether to end.
+            files: images or recordings that the message is about.
 
         Raises:
-            OptionError: the template refuses the message, or it does not fit into the model's longest context; it is forgotten.
+            OptionError: a file cannot be read, the template refuses the message, or it does not fit into the model's longest
+                context; it is forgotten.
             EngineError: the engine failed; the message is forgotten.
         """
-        messages: list[Message] = [*self._messages, {"role": "user", "content": text}]
-        ids = self._to_read(messages)
+        messages: list[Message] = [*self._messages, {"role": "user", "content": content_of(text, files)}]
+        every = [*self._files, *(file.path for file in files)]
+        ids = self._to_read(messages, every)
         answer = self._model.answer(
-            self._held, ids, self._choice, max_new_tokens=self._most, random=self._random, stopped=stopped
+            self._reader.held, ids, self._choice, max_new_tokens=self._most, random=self._random, stopped=stopped
         )
         failed = False
         try:
@@ -92,21 +93,19 @@ class HeldConversation:
             self._account = answer.account
             if not failed and (answer.text or answer.account.ended):
                 self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+                self._files = every
 
-    def _to_read(self, messages: Sequence[Message]) -> Sequence[int]:
+    def _to_read(self, messages: Sequence[Message], files: Sequence[Path]) -> Sequence[int]:
         """Return what the engine has to read; it forgets the past where the template writes that anew."""
-        written = self._template.written(messages)
-        left = self._template.left_to_read(written, self._held.tokens)
-        tokens = len(written.ids) if left is None else len(self._held.tokens) + len(left)
+        reading = self._reader.of_messages(messages, files)
         most = self._model.max_positions
-        if most is not None and tokens >= most:
+        if most is not None and reading.tokens >= most:
             raise OptionError(
-                f"the conversation has {tokens} tokens, but the model's longest context is {most}.",
+                f"the conversation has {reading.tokens} tokens, but the model's longest context is {most}.",
                 "Start a new one (/reset), or send a shorter message.",
             )
-        if left is None:
-            self._held.forget()
-        return written.ids if left is None else left
+        reading.start()
+        return reading.left
 
 
 __all__ = ["MOST_NEW_TOKENS", "HeldConversation"]

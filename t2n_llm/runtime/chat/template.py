@@ -16,6 +16,27 @@ from t2n_llm.runtime.chat.template_process import TemplateProcess
 Message = Mapping[str, Any]
 """`role` (system, user, assistant) and `content`: text, or a list of parts such as `{"type": "image"}` and text."""
 
+
+@dataclass(frozen=True)
+class MediaFile:
+    """A file that a message is about.
+
+    Attributes:
+        kind: "image" or "audio".
+        path: of the file.
+    """
+
+    kind: str
+    path: Path
+
+
+def content_of(text: str, files: Sequence[MediaFile]) -> str | list[dict[str, str]]:
+    """Return the content of a message: its text, after a part for each file."""
+    if not files:
+        return text
+    return [*({"type": file.kind, file.kind: str(file.path)} for file in files), {"type": "text", "text": text}]
+
+
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _FOR_TOOLS = ("tool_use", "rag")  # names that transformers gives to templates of other uses
 _OF_CONVERSATION = ("messages", "add_generation_prompt")

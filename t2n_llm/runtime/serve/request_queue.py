@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cached_property
 
-from t2n_llm.runtime.answering import HeldTokens, StreamedAnswer
-from t2n_llm.runtime.chat.template import ChatTemplate
+from t2n_llm.runtime.answering import StreamedAnswer
+from t2n_llm.runtime.chat.reading import ConversationReader, Reading
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.serve.requests import AskedText, RefusedRequestError
 
@@ -38,21 +37,18 @@ class ServerLimits:
 class RequestQueue:
     """The model, and the queue before it."""
 
-    def __init__(
-        self, model: ExportedModel, held: HeldTokens, name: str, limits: ServerLimits, *, sanitized: bool = False
-    ) -> None:
+    def __init__(self, model: ExportedModel, reader: ConversationReader, name: str, limits: ServerLimits) -> None:
         """Open it.
 
         Args:
             model: an export.
-            held: a session of it, used by nobody else.
+            reader: of its conversations, used by nobody else.
             name: what clients call the model.
             limits: of a client.
-            sanitized: whether special tokens in messages are encoded as ordinary text.
         """
         self.name, self.limits = name, limits
         self.opened = int(time.time())
-        self._model, self._held, self._sanitized = model, held, sanitized
+        self._model, self._reader = model, reader
         self._lock = asyncio.Lock()  # hands the turn on in the order in which it was asked for
         self._waiting = 0
 
@@ -85,39 +81,29 @@ class RequestQueue:
             gone: says whether nobody waits for it any more.
 
         Raises:
-            OptionError: it does not fit into the model's longest context, or the chat template refuses it.
+            OptionError: it does not fit into the model's longest context, the chat template refuses it, or a file cannot be read.
         """
         end = time.monotonic() + self.limits.seconds
-        whole, left = self._to_read(asked)
+        reading = self._reading(asked)
         most = min(asked.max_new_tokens or self.limits.new_tokens, self.limits.new_tokens)
-        self._model.limit(whole, most)
-        if len(left) == whole:
-            self._held.forget()
+        self._model.limit(reading.tokens, most)
+        reading.start()
         return self._model.answer(
-            self._held,
-            left,
+            self._reader.held,
+            reading.left,
             asked.sampling.choice(self._model.settings),
             max_new_tokens=most,
             stopped=lambda: gone() or time.monotonic() > end,
         )
 
-    @cached_property
-    def _template(self) -> ChatTemplate:
-        return ChatTemplate.of(self._model.tokenizer, self._model.folder, sanitized=self._sanitized)
-
-    def _to_read(self, asked: AskedText) -> tuple[int, Sequence[int]]:
-        """Return how many tokens a request has, and those that the engine does not hold."""
-        held = self._held.tokens
+    def _reading(self, asked: AskedText) -> Reading:
         if asked.messages is not None:
-            written = self._template.written(asked.messages, asked.variables)
-            left = self._template.left_to_read(written, held)
-            return (len(written.ids), written.ids) if left is None else (len(held) + len(left), left)
+            return self._reader.of_messages(asked.messages, asked.files, asked.variables)
         ids = self._model.encode(asked.prompt, chat=False) if isinstance(asked.prompt, str) else asked.prompt or []
         vocabulary = len(self._model.tokenizer)
         if any(token >= vocabulary for token in ids):
             raise RefusedRequestError(f"a prompt token is not below the vocabulary size {vocabulary}.", param="prompt")
-        continues = len(held) < len(ids) and list(ids[: len(held)]) == list(held)
-        return len(ids), ids[len(held) :] if continues else ids
+        return self._reader.of_tokens(ids)
 
 
 __all__ = ["RequestQueue", "ServerLimits"]

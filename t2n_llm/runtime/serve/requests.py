@@ -5,6 +5,7 @@ In: the bytes of a request. Out: `AskedText`.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class AskedText:
 
     Attributes:
         messages: of a chat; None for a text to continue.
+        files: contents of the images or recordings that the messages are about, in order.
         variables: of the chat template.
         prompt: that text, or its tokens.
         sampling: how a token is chosen.
@@ -77,6 +79,7 @@ class AskedText:
     """
 
     messages: Sequence[Message] | None
+    files: Sequence[bytes]
     variables: Mapping[str, Any]
     prompt: str | Sequence[int] | None
     sampling: Sampling
@@ -110,8 +113,10 @@ def read_request(body: bytes, *, chat: bool, model: str) -> AskedText:
     if said.get("max_tokens") is not None and said.get("max_completion_tokens") is not None:
         raise RefusedRequestError("use max_completion_tokens or max_tokens, not both.", param="max_tokens")
     most = next((name for name in ("max_completion_tokens", "max_tokens") if name in said), None)
+    files: list[bytes] = []
     return AskedText(
-        messages=_messages(said.get("messages")) if chat else None,
+        messages=_messages(said.get("messages"), files) if chat else None,
+        files=files,
         variables=_variables(said),
         prompt=None if chat else _prompt(said.get("prompt")),
         sampling=Sampling(stop=_stops(said.get("stop", [])), **_numbers(said)),
@@ -144,26 +149,66 @@ def _refuse(said: Mapping[str, Any], content: Set[str]) -> None:
             raise RefusedRequestError(f"{name} is unknown; omit it.", param=name)
 
 
-def _messages(value: Any) -> list[Message]:
+def _messages(value: Any, files: list[bytes]) -> list[Message]:
+    """Return the messages, and append the contents of their files."""
     if not isinstance(value, list) or not value:
         raise RefusedRequestError("messages must be a list of messages.", param="messages")
-    return [_message(each, f"messages[{number}]") for number, each in enumerate(value)]
+    return [_message(each, f"messages[{number}]", files) for number, each in enumerate(value)]
 
 
-def _message(value: Any, place: str) -> Message:
+def _message(value: Any, place: str, files: list[bytes]) -> Message:
     role = value.get("role") if isinstance(value, dict) else None
     if not isinstance(role, str) or role not in _ROLES:
         raise RefusedRequestError(f"{place} must have one of the roles {', '.join(_ROLES)}.", param=place)
     content = value.get("content")
-    if isinstance(content, list) and all(_is_text(part) for part in content):
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise RefusedRequestError(f"the content of {place} must be text.", param=place)
+    if isinstance(content, list):
+        parts = [_part(part, place, files) for part in content]
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        content = "".join(texts) if len(texts) == len(parts) else parts
+    elif not isinstance(content, str):
+        raise RefusedRequestError(f"the content of {place} must be text or a list of parts.", param=place)
     return {"role": _ROLES[role], "content": content}
 
 
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+def _part(part: Any, place: str, files: list[bytes]) -> dict[str, str]:
+    """Return a part of a message as chat templates read it, and append its file."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind == "image_url":
+        files.append(_decoded(_data_of_url(_member(part, kind, "url", place), place), place))
+        return {"type": "image", "image": "image"}
+    if kind == "input_audio":
+        files.append(_decoded(_member(part, kind, "data", place), place))
+        return {"type": "audio", "audio": "audio"}
+    raise RefusedRequestError(
+        f"a part of the content of {place} is not supported; use text, image_url or input_audio.", param=place
+    )
+
+
+def _member(part: Mapping[str, Any], kind: str, name: str, place: str) -> str:
+    inner = part.get(kind)
+    value = inner.get(name) if isinstance(inner, dict) else None
+    if not isinstance(value, str):
+        raise RefusedRequestError(f"{kind} of {place} must have the text {name}.", param=place)
+    return value
+
+
+def _data_of_url(url: str, place: str) -> str:
+    """Return the base64 text of a `data:` URL (RFC 2397); nothing is downloaded."""
+    start, comma, data = url.partition(",")
+    if not (comma and start.startswith("data:") and start.endswith(";base64")):
+        raise RefusedRequestError(
+            f"the image of {place} must be a URL data:image/...;base64,...; the server downloads nothing.", param=place
+        )
+    return data
+
+
+def _decoded(text: str, place: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise RefusedRequestError(f"a file of {place} is not valid base64.", param=place) from error
 
 
 def _variables(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +144,13 @@ def _is_of_one_size(rule: Mapping[str, Any]) -> bool:
 # --- files of pictures -------------------------------------------------------------------------------
 
 
-def read_image(path: str | Path, size: tuple[int, int] | None = None, filter_name: str = "bicubic") -> np.ndarray:
+def read_image(
+    source: str | Path | bytes, size: tuple[int, int] | None = None, filter_name: str = "bicubic"
+) -> np.ndarray:
     """Read a picture.
 
     Args:
-        path: of a PNG, a JPEG, or another file that Pillow reads.
+        source: path or content of a PNG, a JPEG, or another file that Pillow reads.
         size: height and width that are wanted; None keeps its own.
         filter_name: how it gets them: `nearest`, `lanczos`, `bilinear`, `bicubic`, `box` or `hamming`, with antialiasing.
 
@@ -164,15 +167,15 @@ def read_image(path: str | Path, size: tuple[int, int] | None = None, filter_nam
         raise MissingExtraError(
             "reading images needs Pillow.", "Install it with pip install 't2n-llm[images]'."
         ) from error
-    path = Path(path)
+    name = "image" if isinstance(source, bytes) else str(source)
     try:
-        with Image.open(path) as opened:
+        with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as opened:
             picture = ImageOps.exif_transpose(opened).convert("RGB")
     except UnidentifiedImageError as error:
-        raise OptionError(f"{path}: not an image.", "Use a PNG or JPEG file.") from error
+        raise OptionError(f"{name}: not an image.", "Use a PNG or JPEG file.") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise OptionError(f"{path}: cannot be read: {reason}.", "Use a complete PNG or JPEG file.") from error
+        raise OptionError(f"{name}: cannot be read: {reason}.", "Use a complete PNG or JPEG file.") from error
     if size is not None:
         picture = picture.resize((size[1], size[0]), Image.Resampling[filter_name.upper()])
     return np.asarray(picture)

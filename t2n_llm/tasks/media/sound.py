@@ -44,11 +44,11 @@ class _Header:
         return self.channels * self.bits // 8
 
 
-def read_waveform(path: str | Path, sampling_rate: int) -> np.ndarray:
+def read_waveform(source: str | Path | bytes, sampling_rate: int) -> np.ndarray:
     """Read a WAV file.
 
     Args:
-        path: of the file.
+        source: path or content of the file.
         sampling_rate: samples a second that are wanted; another rate is resampled.
 
     Returns:
@@ -57,12 +57,12 @@ def read_waveform(path: str | Path, sampling_rate: int) -> np.ndarray:
     Raises:
         OptionError: there is no such file, it is no WAV file, of an encoding that is not read, or without a sample.
     """
-    path = Path(path)
-    header, data = _parsed(path, _content(path))
+    name = "audio" if isinstance(source, bytes) else str(source)
+    header, data = _parsed(name, source if isinstance(source, bytes) else _content(Path(source)))
     frames = len(data) // header.frame_bytes
     samples = _as_floats(data[: frames * header.frame_bytes], header).reshape(frames, header.channels)
     if not frames:
-        raise OptionError(f"{path}: the recording is empty.", "Use a file with sound.")
+        raise OptionError(f"{name}: the recording is empty.", "Use a file with sound.")
     return resampled(samples.mean(axis=1), header.rate, sampling_rate).astype(np.float32)
 
 
@@ -131,18 +131,18 @@ def _content(path: Path) -> bytes:
         raise OptionError(f"{path}: cannot be read: {error.strerror}.", "Use the path of a WAV file.") from error
 
 
-def _parsed(path: Path, content: bytes) -> tuple[_Header, bytes]:
+def _parsed(name: str, content: bytes) -> tuple[_Header, bytes]:
     """Return what a file says of its samples, and their bytes."""
     if content[:4] not in (b"RIFF", b"RF64") or content[8:12] != b"WAVE":
-        raise OptionError(f"{path}: not a WAV file.", "Convert it, for example with `ffmpeg -i FILE sound.wav`.")
+        raise OptionError(f"{name}: not a WAV file.", "Convert it, for example with `ffmpeg -i FILE sound.wav`.")
     header = None
-    for name, chunk in _chunks(content):
-        if name == b"fmt ":
-            header = _header(path, chunk)
-        elif name == b"data" and header is not None:
+    for kind, chunk in _chunks(content):
+        if kind == b"fmt ":
+            header = _header(name, chunk)
+        elif kind == b"data" and header is not None:
             return header, chunk
     missing = "samples" if header is not None else "format"
-    raise OptionError(f"{path}: the file ends before its {missing}.", "Use the complete file.")
+    raise OptionError(f"{name}: the file ends before its {missing}.", "Use the complete file.")
 
 
 def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -156,20 +156,20 @@ def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
         place += 8 + length + length % 2
 
 
-def _header(path: Path, chunk: bytes) -> _Header:
+def _header(name: str, chunk: bytes) -> _Header:
     if len(chunk) < _FORMAT.size:
-        raise OptionError(f"{path}: its format has {len(chunk)} bytes, not {_FORMAT.size}.", "Use the complete file.")
+        raise OptionError(f"{name}: its format has {len(chunk)} bytes, not {_FORMAT.size}.", "Use the complete file.")
     encoding, channels, rate, _, _, bits = _FORMAT.unpack_from(chunk)
     if encoding == _EXTENSIBLE and len(chunk) >= _SUBFORMAT_AT + 2:
         (encoding,) = struct.unpack_from("<H", chunk, _SUBFORMAT_AT)
     known = (encoding == _PCM and bits // 8 in _PCM_BYTES and bits % 8 == 0) or (encoding == _FLOAT and bits in _FLOATS)
     if not known:
         raise OptionError(
-            f"{path}: samples with encoding {encoding} and {bits} bits are not supported.",
+            f"{name}: samples with encoding {encoding} and {bits} bits are not supported.",
             "Convert it to 16-bit PCM, for example with `ffmpeg -i FILE -c:a pcm_s16le sound.wav`.",
         )
     if not channels or not rate:
-        raise OptionError(f"{path}: {channels} channels at {rate} Hz are not supported.", "Use another file.")
+        raise OptionError(f"{name}: {channels} channels at {rate} Hz are not supported.", "Use another file.")
     return _Header(encoding, channels, rate, bits)
 
 

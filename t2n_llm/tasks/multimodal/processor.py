@@ -86,16 +86,16 @@ class PromptProcessor:
 
     def marked(self, text: str, count: int) -> str:
         """Return a text that stands for itself, after the token of each image that it does not mention."""
-        token = getattr(self.processor, "audio_token" if self.family.medium is SOUND else "image_token", None)
+        token = getattr(self.processor, f"{kind_of(self.family)}_token", None)
         return text if not token or token in text else token * count + text
 
-    def prompt(self, text: str, images: Sequence[Path], audio: Sequence[Path]) -> SensedPrompt:
+    def prompt(self, text: str, images: Sequence[Path | bytes], audio: Sequence[Path | bytes]) -> SensedPrompt:
         """Return what the archives read.
 
         Args:
             text: with the token of each image or recording, as a chat template writes it.
-            images: files; they get the size that the model was exported for.
-            audio: WAV files.
+            images: files or their contents; they get the size that the model was exported for.
+            audio: WAV files or their contents.
 
         Raises:
             OptionError: a file cannot be read, the processor refuses the text, or makes of a file what the archive does not take.
@@ -109,7 +109,7 @@ class PromptProcessor:
         except Exception as error:  # processors raise exceptions of any type
             raise OptionError(
                 f"the model's processor refuses the prompt: {described(error)}",
-                f"Write one {self._noun} token in the prompt for each file, or omit --raw.",
+                f"Write one {kind_of(self.family)} token in the prompt for each file, or omit --raw.",
             ) from error
         ids = tuple(int(token) for token in np.asarray(made["input_ids"]).reshape(-1))
         pixels = items_of(made, self.family, self.config)
@@ -118,11 +118,7 @@ class PromptProcessor:
         self._check_rows(ids, pixels, frames)
         return SensedPrompt(ids, pixels, frames)
 
-    @property
-    def _noun(self) -> str:
-        return "audio" if self.family.medium is SOUND else "image"
-
-    def _seen(self, files: Sequence[Path]) -> dict[str, Any]:
+    def _seen(self, files: Sequence[Path | bytes]) -> dict[str, Any]:
         if not files:
             return {}
         side = self.family.image_side()
@@ -131,7 +127,7 @@ class PromptProcessor:
 
         return {"images": [Image.fromarray(array) for array in arrays]}
 
-    def _heard(self, files: Sequence[Path]) -> dict[str, Any]:
+    def _heard(self, files: Sequence[Path | bytes]) -> dict[str, Any]:
         if not files:
             return {}
         extractor = self.processor.feature_extractor
@@ -140,8 +136,9 @@ class PromptProcessor:
         whole = bool(self.family.known(1))
         for file, waveform in zip(files, waveforms, strict=True):
             if most is not None and len(waveform) > most and (whole or self.family.masked):
+                name = "audio" if isinstance(file, bytes) else file
                 raise OptionError(
-                    f"{file}: {len(waveform) / rate:.1f} s long, and the model hears {most / rate:g} s.",
+                    f"{name}: {len(waveform) / rate:.1f} s long, and the model hears {most / rate:g} s.",
                     "Cut the recording into pieces.",
                 )
         if whole and most is not None:  # the archive hears whole segments: silence fills them up
@@ -160,10 +157,15 @@ class PromptProcessor:
         rows = sum(family.rows_of(self.config, count) for count in frames) if frames else len(pixels) * each
         if tokens != rows:
             raise OptionError(
-                f"the prompt has {tokens} {self._noun} tokens, but the files become {rows} rows "
+                f"the prompt has {tokens} {kind_of(self.family)} tokens, but the files become {rows} rows "
                 f"({len(pixels)} x {each}).",
-                f"Write one {self._noun} token in the prompt for each file, or omit --raw.",
+                f"Write one {kind_of(self.family)} token in the prompt for each file, or omit --raw.",
             )
 
 
-__all__ = ["PromptProcessor", "SensedPrompt"]
+def kind_of(family: Family) -> str:
+    """Return what chat templates call the files that a model reads: "image" or "audio"."""
+    return "audio" if family.medium is SOUND else "image"
+
+
+__all__ = ["PromptProcessor", "SensedPrompt", "kind_of"]

@@ -41,15 +41,20 @@ class Pipeline:
 
         Args:
             ids: of the prompt; each image has its rows' worth of image tokens.
-            pixels: f32, of its images one after the other.
-            frames: how many frames of each segment are before the end of its recording; nothing for images.
+            pixels, frames: see `look`.
         """
         decode = self._turns({}, [state.at_start(1) for state in self._states])
-        rows = self._look(pixels, frames)
-        return SensedText(self._parts[EMBED], decode, self._family, self._config, ids, rows)
+        text = SensedText(self._parts[EMBED], decode, self._family, self._config)
+        text.expect(ids, self.look(pixels, frames))
+        return text
 
-    def _look(self, pixels: np.ndarray, frames: Sequence[int]) -> list[np.ndarray]:
-        """Return the rows of all images: one table for the embeddings and one per deepstack layer. Empty without images."""
+    def look(self, pixels: np.ndarray, frames: Sequence[int] = ()) -> list[np.ndarray]:
+        """Run the encoder, and return the rows of all images [rows, D]: for the embeddings, and for each deepstack layer.
+
+        Args:
+            pixels: f32, of the images one after the other; without images there are no rows.
+            frames: how many frames of each segment are before the end of its recording; nothing for images.
+        """
         encoder = self._parts[self._family.medium.role]
         if frames:
             (answer,) = encoder.answer([pixels, frame_mask(frames, pixels.shape[-1])])
@@ -65,30 +70,29 @@ class Pipeline:
 class SensedText:
     """A text that is read from its start: the rows of images come where the prompt has their tokens."""
 
-    def __init__(
-        self,
-        embed: Answerer,
-        decode: NextTurn,
-        family: Family,
-        config: Any,
-        ids: Sequence[int],
-        rows: Sequence[np.ndarray],
-    ) -> None:
+    def __init__(self, embed: Answerer, decode: NextTurn, family: Family, config: Any) -> None:
         """Begin a text.
 
         Args:
             embed: the archive.
             decode: the next call of the decoder; it has not been called yet.
             family, config: of the model.
-            ids: of the prompt; in what follows it, the image token is a token like others.
-            rows: [rows, D] of all images: one table for the embeddings and one per deepstack layer. Empty without images.
         """
         self._embed, self._decode = embed, decode
-        self._rows, self._deepstack = rows, family.deepstack_layers(config)
-        self._further = family.decoder_input
-        self._is_image = np.array(ids, np.int64) == family.image_token_id(config)
-        self._positions = family.positions(config, self._is_image)
-        self._past, self._seen = 0, 0
+        self._family, self._config = family, config
+        self._deepstack = family.deepstack_layers(config)
+        self._past = 0
+
+    def expect(self, ids: Sequence[int], rows: Sequence[np.ndarray]) -> None:
+        """Say how the text goes on, before `run` reads it.
+
+        Args:
+            ids: from the start of the text; in what follows them, the image token is a token like others.
+            rows: see `Pipeline.look`; of the images after the tokens that have been read.
+        """
+        self._is_image = np.array(ids, np.int64) == self._family.image_token_id(self._config)
+        self._positions = self._family.positions(self._config, self._is_image)
+        self._rows, self._seen = rows, 0
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Read the next tokens, int64 [1, S], one or more; return logits [1, 1, vocab]."""
@@ -103,7 +107,7 @@ class SensedText:
         for table, rows in zip(embeds, self._rows, strict=False):
             table[0, is_image] = rows[self._seen : seen]
         further = {TOKEN_TYPES: is_image[None].astype(np.int64), POSITIONS: self._places(start, end)}
-        given = [array for name, array in further.items() if name == self._further]
+        given = [array for name, array in further.items() if name == self._family.decoder_input]
         self._past, self._seen = end, seen
         return self._decode([*embeds, *given, *layered])
 

@@ -294,7 +294,7 @@ def test_a_program_asks_about_images(llava: Path, pictures: tuple[Path, Path]) -
     assert prompt.pixels.shape == (2, 1, 3, 64, 64) and prompt.ids.count(150) == 128
     assert prompt.ids[:2] == (12, 30)
     with model.opened(prompt) as held:
-        choice = model.without_placeholders(Sampling(greedy=True).choice(model.language.settings))
+        choice = Sampling(greedy=True).choice(model.language.settings)
         answer = model.language.answer(held, prompt.ids, choice, max_new_tokens=2)
         assert "".join(answer)
     assert answer.account.read_tokens == len(prompt.ids)

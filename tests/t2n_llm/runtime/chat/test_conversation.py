@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from generic_export.errors import OptionError
 from t2n_llm import export_llm
 from t2n_llm.runtime.chat.conversation import HeldConversation
+from t2n_llm.runtime.chat.reading import LanguageReader
 from t2n_llm.runtime.chat.template import Message
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.options import Sampling
@@ -28,7 +29,7 @@ _TOKENS = 7
 def _conversation(folder: Path, **further: Any) -> Iterator[HeldConversation]:
     model = ExportedModel.open(folder)
     with model.opened() as held:
-        yield HeldConversation(model, held, Sampling().choice(model.settings), **further)
+        yield HeldConversation(model, LanguageReader(model, held), Sampling().choice(model.settings), **further)
 
 
 class _Theirs:
@@ -108,7 +109,9 @@ def test_a_stopped_answer_is_kept_as_far_as_it_was_said(talking_export: Path, ta
 def test_a_turn_that_is_stopped_while_it_is_read_is_forgotten(talking_export: Path, talking_model: Path) -> None:
     model = ExportedModel.open(talking_export, prefill_chunk=2)
     with model.opened() as held:
-        conversation = HeldConversation(model, held, Sampling().choice(model.settings), max_new_tokens=_TOKENS)
+        conversation = HeldConversation(
+            model, LanguageReader(model, held), Sampling().choice(model.settings), max_new_tokens=_TOKENS
+        )
         assert list(conversation.ask("w10 w11 w12 w13", lambda: True)) == []
         assert conversation.messages == () and len(held.tokens) == 2
         asked: list[Message] = [{"role": "user", "content": "w14"}]

@@ -20,6 +20,7 @@ import pytest
 from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError, OpenAI, RateLimitError
 
 from t2n_llm.runtime.chat.conversation import HeldConversation
+from t2n_llm.runtime.chat.reading import LanguageReader
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.options import Sampling
 from tests.systems import WINDOWS
@@ -86,7 +87,7 @@ def own(endless_export: Path) -> list[str]:
     """The answers of a chat of two turns without any server."""
     model = ExportedModel.open(endless_export)
     with model.opened() as held:
-        chat = HeldConversation(model, held, Sampling().choice(model.settings), max_new_tokens=8)
+        chat = HeldConversation(model, LanguageReader(model, held), Sampling().choice(model.settings), max_new_tokens=8)
         return ["".join(chat.ask(text)) for text in ("Hello", "And then?")]
 
 
@@ -143,7 +144,7 @@ def test_models(client: OpenAI) -> None:
     [
         ({"messages": []}, "messages", "must be a list of messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "must be text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]", "must have the text url"),
         ({"temperature": -1}, None, "temperature is -1"),
         ({"temperature": "hot"}, "temperature", "hot"),
         ({"max_tokens": 0}, "max_tokens", "1 or more"),
@@ -170,7 +171,7 @@ def test_mistakes(client: OpenAI, asked: dict[str, Any], param: str | None, word
         ('"metadata": ' + "[" * 40_000 + "]" * 40_000, "nested too deeply"),
         (r'"stop": "\ud800"', "lone surrogate"),
         ('"messages": [{"role": ["user"], "content": "Hello"}]', "one of the roles"),
-        ('"messages": [{"role": "user", "content": [{"type": "text", "text": {}}]}]', "must be text"),
+        ('"messages": [{"role": "user", "content": [{"type": "text", "text": {}}]}]', "is not supported"),
         ('"chat_template_kwargs": []', "not a JSON object"),
         ('"chat_template_kwargs": {"messages": []}', "set by the conversation"),
         ('"reasoning_effort": "low"', "has no variable 'reasoning_effort'"),
