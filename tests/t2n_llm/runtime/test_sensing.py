@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from transformers import PreTrainedTokenizerFast
 
 from t2n_llm import export_llm
 from t2n_llm.export.folder import read_manifest
@@ -24,63 +20,16 @@ from t2n_llm.runtime.answering import HeldTokens
 from t2n_llm.runtime.sampling.options import Sampling
 from t2n_llm.runtime.sensing import SensingModel
 from t2n_llm.tasks.media.sensed import read_image
-from t2n_llm.tasks.media.sound import read_waveform, write_waveform
+from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.multimodal.running import open_pipeline
-from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
+from t2n_llm.tasks.names import IMAGE_TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 from tests.shared_folders import SharedFolders
 from tests.t2n_llm.command_line import call, strict_json
+from tests.t2n_llm.runtime.sensing_models import ENDS, export_gemma, export_qwen2_audio, word_tokenizer, write_recording
 
-_WORDS = 160
 _NEW = 8
-_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }} "
-    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{% if part.type == 'text' %}{{ part.text }}{% else %}{{ '<' + part.type + '>' }} {% endif %}{% endfor %}{% endif %}"
-    " {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
-)
-
-
-def _tokenizer(specials: dict[int, str], **named: str) -> PreTrainedTokenizerFast:
-    words = {specials.get(index, f"w{index}"): index for index in range(_WORDS)}
-    words = {{10: "user", 11: "assistant", 12: "system"}.get(index, word): index for word, index in words.items()}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="w9"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.add_special_tokens(list(specials.values()))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="</s>",
-        pad_token="<pad>",
-        chat_template=_TEMPLATE,
-        extra_special_tokens=named,
-    )
-
-
-_ENDS = {2: "</s>", 7: "<pad>"}
-
-
-def _llava(folder: Path) -> None:
-    """A tiny LLaVA with a processor for images of 64 pixels, exported."""
-    from transformers import CLIPImageProcessor, LlavaProcessor
-
-    source = folder / "source"
-    save_tiny_model(build_tiny_model("llava", task=IMAGE_TEXT_TO_TEXT), source, IMAGE_TEXT_TO_TEXT)
-    LlavaProcessor(
-        CLIPImageProcessor(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64}),
-        _tokenizer({**_ENDS, 150: "<image>"}),
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=_TEMPLATE,
-    ).save_pretrained(source)
-    export_llm(source, folder / "export", dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT)
-
-
-@pytest.fixture(scope="session")
-def llava(shared_folders: SharedFolders) -> Path:
-    """An export of a tiny LLaVA."""
-    return shared_folders("sensing-llava", _llava) / "export"
 
 
 @pytest.fixture
@@ -122,29 +71,10 @@ def test_images_are_described_as_by_transformers(count: int, llava: Path, pictur
     assert record["prompt_tokens"] == 4 + 64 * count
 
 
-def _gemma(folder: Path) -> None:
-    """A tiny Gemma 3, whose images are read in both directions, exported."""
-    from transformers import Gemma3ImageProcessor, Gemma3Processor
-
-    source = folder / "source"
-    model = build_tiny_model("gemma3", task=IMAGE_TEXT_TO_TEXT)
-    save_tiny_model(model, source, IMAGE_TEXT_TO_TEXT)
-    config = model.config
-    side = config.vision_config.image_size
-    specials = {**_ENDS, config.image_token_id: "<soft>", 155: "<image>", 156: "<end>"}
-    Gemma3Processor(
-        Gemma3ImageProcessor(size={"height": side, "width": side}),
-        _tokenizer(specials, image_token="<soft>", boi_token="<image>", eoi_token="<end>"),
-        image_seq_length=config.mm_tokens_per_image,
-        chat_template=_TEMPLATE,
-    ).save_pretrained(source)
-    export_llm(source, folder / "export", dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT)
-
-
 def test_an_image_that_is_read_in_both_directions_is_not_cut(
     shared_folders: SharedFolders, pictures: tuple[Path, Path]
 ) -> None:
-    folder = shared_folders("sensing-gemma3", _gemma) / "export"
+    folder = shared_folders("sensing-gemma3", export_gemma) / "export"
     options = ("--image", pictures[0], "--image", pictures[1], "--prefill-chunk", 5)
     outcome = call("generate", folder, "w20 w21", *options, "--max-new-tokens", _NEW, "--greedy", "--json")
     assert outcome.code == 0, outcome.err
@@ -200,40 +130,16 @@ def test_positions_need_the_config_alone(shared_folders: SharedFolders, pictures
     assert tokens == said[0, len(ids) :].tolist()[: len(tokens)]
 
 
-def _hearing(folder: Path) -> None:
-    """A tiny Qwen2-Audio that hears up to a second, exported."""
-    from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor
-
-    source = folder / "source"
-    save_tiny_model(build_tiny_model("qwen2_audio", task=AUDIO_TEXT_TO_TEXT), source, AUDIO_TEXT_TO_TEXT)
-    extractor = WhisperFeatureExtractor(feature_size=16, sampling_rate=12_800, hop_length=100, chunk_length=1)
-    tokenizer = _tokenizer({**_ENDS, 151: "<audio>", 152: "<begin>", 153: "<end>"})
-    Qwen2AudioProcessor(
-        extractor,
-        tokenizer,
-        chat_template=_TEMPLATE,
-        audio_token="<audio>",
-        audio_bos_token="<begin>",
-        audio_eos_token="<end>",
-    ).save_pretrained(source)
-    export_llm(source, folder / "export", dtype="f32", check=False, task=AUDIO_TEXT_TO_TEXT)
-
-
 @pytest.fixture(scope="session")
 def hearing(shared_folders: SharedFolders) -> Path:
     """An export of a tiny Qwen2-Audio."""
-    return shared_folders("sensing-qwen2-audio", _hearing) / "export"
-
-
-def _recording(path: Path, samples: int) -> Path:
-    write_waveform(path, 0.3 * np.sin(np.arange(samples) / 9).astype(np.float32), 12_800)
-    return path
+    return shared_folders("sensing-qwen2-audio", export_qwen2_audio) / "export"
 
 
 def test_sound_is_heard_as_by_transformers(hearing: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForMultimodalLM, AutoProcessor
 
-    file = _recording(tmp_path / "sound.wav", 9_000)
+    file = write_recording(tmp_path / "sound.wav", 9_000)
     words = ("--raw", "--max-new-tokens", _NEW, "--greedy", "--json")
     outcome = call("generate", hearing, "w20 w21", "--audio", file, *words)
     assert outcome.code == 0, outcome.err
@@ -245,7 +151,7 @@ def test_sound_is_heard_as_by_transformers(hearing: Path, tmp_path: Path) -> Non
     said = model.generate(**made, max_new_tokens=_NEW, do_sample=False, suppress_tokens=[151])
     expected = processor.tokenizer.decode(said[0, made["input_ids"].shape[1] :], skip_special_tokens=True)
     assert strict_json(outcome.out.splitlines()[-1])["text"].split() == expected.split()
-    outcome = call("generate", hearing, "w20", "--audio", _recording(tmp_path / "long.wav", 24_320))
+    outcome = call("generate", hearing, "w20", "--audio", write_recording(tmp_path / "long.wav", 24_320))
     assert outcome.code == 2 and "1.9 s long" in outcome.line("error")
     outcome = call("generate", hearing, "w20", "--image", tmp_path / "x.png")
     assert outcome.code == 2 and "--audio FILE.wav" in outcome.line("hint")
@@ -266,7 +172,7 @@ def test_the_first_mistakes_are_explained(
     assert "Omit --prompt-lookup" in refused(llava, "w20", "--image", picture, "--prompt-lookup")[1]
     text_model = tmp_path / "text"
     shutil.copytree(tiny_export, text_model)
-    _tokenizer(_ENDS).save_pretrained(text_model)
+    word_tokenizer(ENDS).save_pretrained(text_model)
     assert "It takes a prompt only" in refused(text_model, "w20", "--image", picture)[1]
     error, hint = refused(llava, "w20 <image> w21 <image>", "--raw", "--image", picture)
     assert "refuses the prompt" in error or "2 x" in error or "image tokens" in error

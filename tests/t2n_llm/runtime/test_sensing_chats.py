@@ -22,16 +22,10 @@ from t2n_llm.runtime.sampling.options import Sampling
 from t2n_llm.runtime.sensing import SensedReader
 from tests.shared_folders import SharedFolders
 from tests.t2n_llm.command_line import Outcome, call, strict_json
+from tests.t2n_llm.runtime.sensing_models import export_gemma, export_qwen2_audio, write_recording
 from tests.t2n_llm.runtime.serve.test_serve import _Server
-from tests.t2n_llm.runtime.test_sensing import _gemma, _hearing, _llava, _recording
 
 _TOKENS = 5
-
-
-@pytest.fixture(scope="session")
-def llava(shared_folders: SharedFolders) -> Path:
-    """An export of a tiny LLaVA."""
-    return shared_folders("sensing-llava", _llava) / "export"
 
 
 @pytest.fixture
@@ -95,7 +89,7 @@ def test_turns_with_images_are_those_of_transformers(llava: Path, pictures: list
 
 
 def test_images_read_in_both_directions(shared_folders: SharedFolders, pictures: list[Path]) -> None:
-    folder = shared_folders("sensing-gemma3", _gemma) / "export"
+    folder = shared_folders("sensing-gemma3", export_gemma) / "export"
     _check_turns(folder, [("w20 w21", ()), ("w22", pictures[:2]), ("w23", ())])
 
 
@@ -143,8 +137,8 @@ def test_what_was_seen_is_not_looked_at_again(llava: Path, pictures: list[Path])
 
 
 def test_sound_in_a_chat(shared_folders: SharedFolders, chat: Callable[..., Outcome], tmp_path: Path) -> None:
-    folder = shared_folders("sensing-qwen2-audio", _hearing) / "export"
-    sounds = [_recording(tmp_path / f"{samples}.wav", samples) for samples in (9_000, 5_000)]
+    folder = shared_folders("sensing-qwen2-audio", export_qwen2_audio) / "export"
+    sounds = [write_recording(tmp_path / f"{samples}.wav", samples) for samples in (9_000, 5_000)]
     turns = "".join((f"/audio {sounds[0]}\nw20\n", "w21\n", f"/audio {sounds[1]}\nw22\n"))
     words = ("--greedy", "--max-new-tokens", _TOKENS, "--json")
     outcome = chat(turns, folder, *words)
