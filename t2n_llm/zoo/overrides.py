@@ -97,7 +97,19 @@ _TILES = {"image_grid_pinpoints": [[64, 128], [128, 64], [128, 128]]}
 # What models that see need: sizes that their parts have in common, in images of 64 pixels and patches of 8.
 _SEEING: Mapping[str, Mapping[str, Any]] = {
     "aria": {"projector_patch_to_query_dict": {64: 16}},
-    **{kind: _rotary_axes(3, 3, 2) for kind in ("ernie4_5_vl_moe", "glm46v", "glm4v", "glm_ocr", "glmga")},
+    **{kind: _rotary_axes(3, 3, 2) for kind in ("glm46v", "glm4v", "glm_ocr", "glmga")},
+    "ernie4_5_vl_moe": {"text_config": {"head_dim": 16, **_rotary_axes(3, 3, 2)["text_config"]}},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+        "vision_config": {"sam_config": {"downsample_channels": [32, 64]}},
+    },
+    "hy_v4_vl": _rotary_axes(2, 1, 1),
+    "muse_glimmer": {"out_hidden_size": 256},
+    "muse_spark": {
+        "out_hidden_size": 256,
+        "audio_config": {"patch_sizes": [4, 3], "hidden_sizes": [32, 64], "depths": [1, 1], "num_hidden_layers": 2},
+    },
+    "glm5_next": {"text_config": {"index_kpool": 4}},
     "glm4v_moe": _rotary_axes(2, 1, 1),
     "hunyuan_vl": {"text_config": {"head_dim": 16, **_rotary_axes(2, 2, 2, 2)["text_config"]}},
     **dict.fromkeys(("exaone4_5", "hyperclovax_vision_v2"), _WINDOWS),
@@ -106,9 +118,10 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
     "qwen2_5_omni_thinker": {**_WINDOWS, **_rotary_axes(2, 3, 3), **_OMNI_TOKENS},
     "qwen3_omni_moe_thinker": _OMNI_TOKENS,
     **{kind: {"mm_tokens_per_image": 16} for kind in ("gemma3", "shieldgemma2")},
-    **{
-        kind: {"vision_config": {"model_type": f"{kind}_vision"}, "text_config": {"model_type": f"{kind}_text"}}
-        for kind in ("gemma4", "gemma4_unified")
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "text_config": {"model_type": "gemma4_text"}},
+    "gemma4_unified": {
+        "vision_config": {"model_type": "gemma4_unified_vision", "output_proj_dims": 64},
+        "text_config": {"model_type": "gemma4_unified_text"},
     },
     "llama4": {
         "vision_config": {

@@ -46,7 +46,7 @@ _READERS = frozenset(
 )
 """What gives Python the values of tensors."""
 
-_COUNTERS = frozenset({torch.arange, torch.zeros, torch.ones, torch.full, torch.linspace, torch.eye})
+_COUNTERS = frozenset({torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.linspace, torch.eye})
 _MAKERS = _COUNTERS | {torch.tensor}
 """What makes a tensor of numbers."""
 
@@ -160,7 +160,9 @@ class _KnownValues(TorchFunctionMode):
         known, sized = len(found) == len(tensors), any(map(_is_symbolic, leaves))
         if _writes(func, kwargs):
             self._write(func, args, kwargs, known and not sized)
-            return func(*args, **kwargs)
+            # What is on the meta device cannot be written to what is not; the values have been.
+            apart = known and not sized and len({tensor.is_meta for tensor in tensors}) > 1
+            return args[0] if apart else func(*args, **kwargs)
         if known and sized and not kwargs and (size := self._of_sizes(func, args)) is not None:
             self._read |= origins
             return size

@@ -21,6 +21,7 @@ from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, co
 from t2n_llm.check.cache_range import largest_values
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.tasks.multimodal.family import FRAME_MASK, TOKEN_TYPES, Family
+from t2n_llm.tasks.multimodal.features import start_token_id
 from t2n_llm.tasks.multimodal.running import Pipeline, frame_mask, open_pipeline
 
 _STEPS = 8  # tokens decoded after each prompt
@@ -72,7 +73,8 @@ def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ..
     """
     generator = np.random.default_rng(seed)
     image = family.image_token_id(config)
-    vocabulary = min(config.get_text_config(decoder=True).vocab_size, image if image > 64 else 1 << 62)
+    known = config.get_text_config(decoder=True).vocab_size
+    vocabulary = min(known, image if image > 64 else 1 << 62)
 
     def text(count: int) -> list[int]:
         ids = generator.integers(3, vocabulary, size=count)
@@ -88,11 +90,13 @@ def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ..
     def rows(index: int, count: int) -> list[int]:
         return [image] * family.rows_of(config, lengths[count][index])
 
-    first, second = text(4), text(3)
+    start = start_token_id(family.medium, config)
+    opening = [] if start is None or start >= known else [start]
+    first, second = [*text(4), *opening], [*text(3), *opening]
     whole = family.decoder_input == TOKEN_TYPES
     cut = len((*first, *rows(0, 2), *second)) + (0 if whole else len(rows(1, 2)) // 2)
     planned = (
-        Prompt(f"one {noun}", (*text(5), *rows(0, 1), *text(6)), pixels(1)),
+        Prompt(f"one {noun}", (*text(5), *opening, *rows(0, 1), *text(6)), pixels(1)),
         Prompt(f"two {noun}s, in chunks", (*first, *rows(0, 2), *second, *rows(1, 2), *text(2)), pixels(2), cut),
         Prompt("text alone", tuple(text(7)), pixels(0)),
     )
@@ -123,7 +127,12 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     ids, pixels = torch.tensor([prompt.ids]), torch.from_numpy(prompt.pixels)
     image = family.image_token_id(model.config)
     is_image = ids == image
-    given = {"input_ids": ids, **family.reference_inputs(model.config, is_image, pixels)}
+    # Processors give the mask too: without one, some models count positions as if there were no image.
+    given = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        **family.reference_inputs(model.config, is_image, pixels),
+    }
     if prompt.frames:
         given[FRAME_MASK] = torch.from_numpy(frame_mask(prompt.frames, prompt.pixels.shape[-1]))
     rows: list[np.ndarray] = []

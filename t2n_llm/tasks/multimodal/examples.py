@@ -76,12 +76,11 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
         shape = (1, vision.channels, vision.patch, side * side * vision.patch)
         yield SensedExample(shape, {"target_sizes": torch.tensor([[side, side]])}, axis=3, side=side * vision.patch)
     elif "image_position_ids" in parameters:
-        side = vision.side(
-            image_size, _first(getattr(config, "vision_config", config), "pooling_kernel_size", default=1)
-        )
-        row, column = torch.arange(side * side) // side, torch.arange(side * side) % side
-        places = {"image_position_ids": torch.stack((column, row), dim=-1)[None]}
-        yield SensedExample((1, side * side, vision.channels * vision.patch**2), places, side=side * vision.patch)
+        pooled = _first(getattr(config, "vision_config", config), "pooling_kernel_size", default=1)
+        side = vision.side(image_size, pooled)
+        pixels = side * vision.patch
+        for patch in dict.fromkeys((vision.patch, vision.patch * pooled)):  # pooled by the encoder, or by the processor
+            yield _with_places(pixels // patch, vision.channels * patch**2, pixels)
     elif "pixel_attention_mask" in parameters:  # tiles of an image, all of them whole
         yield SensedExample((1, *vision.square()), nested=True)
         yield SensedExample((1, *vision.square()))
@@ -116,6 +115,13 @@ def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[SensedE
     yield SensedExample((1, frames, width), mask)
 
 
+def _with_places(side: int, width: int, pixels: int) -> SensedExample:
+    """Return the patches of an image, one a row, and the column and row of each."""
+    row, column = torch.arange(side * side) // side, torch.arange(side * side) % side
+    places = {"image_position_ids": torch.stack((column, row), dim=-1)[None]}
+    return SensedExample((1, side * side, width), places, side=pixels)
+
+
 def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:
     """Return images in patches, one a row, in the order of the processor."""
     side = vision.side(image_size, vision.merge)
@@ -144,12 +150,14 @@ class _Vision:
             (found for name in ("vision_config", "vq_config") if (found := getattr(config, name, None)) is not None),
             config,
         )
+        if not hasattr(part, "image_size"):
+            part = getattr(part, "sam_config", part)  # of two encoders, the one that reads the image
         merge = _first(part, "spatial_merge_size", "merge_kernel_size", "merge_size", default=None)
         return cls(
             image_size=_first(part, "image_size", "max_image_size", default=DEFAULT_IMAGE_SIZE),
             patch=_first(part, "patch_size", default=14),
             channels=_first(part, "num_channels", "in_channels", "in_chans", default=3),
-            frames=_first(part, "temporal_patch_size", default=1),
+            frames=_first(part, "temporal_patch_size", "patch_temporal", default=1),
             merge=merge or _first(config, "spatial_merge_size", default=2),
         )
 

@@ -16,6 +16,9 @@ import torch
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 
 TOKEN_TYPES, POSITIONS, PER_LAYER = "token_type_ids", "position_ids", "per_layer_inputs"
+MODALITY_TYPES = "mm_token_type_ids"
+"""What newer models call their token types."""
+
 """What some decoders take beside embeddings: 1 where an image is, int64 [1, S]; where each token is, int64 [3, 1, S]; and further
 embeddings for each layer, [1, S, layers, width], which `embed` gives."""
 

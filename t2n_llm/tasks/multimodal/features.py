@@ -20,9 +20,18 @@ from generic_export.errors import OptionError, UnknownArchitectureError
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
 from t2n_llm.tasks.multimodal.examples import SensedExample, image_examples, sound_examples, takes_any_size
-from t2n_llm.tasks.multimodal.family import IMAGES, PER_LAYER, POSITIONS, SOUND, TOKEN_TYPES, Medium, Senses, Sight
+from t2n_llm.tasks.multimodal.family import (
+    IMAGES,
+    MODALITY_TYPES,
+    PER_LAYER,
+    POSITIONS,
+    SOUND,
+    TOKEN_TYPES,
+    Medium,
+    Senses,
+    Sight,
+)
 
-_MODALITY_TYPES = "mm_token_type_ids"
 _FUNCTIONS = {IMAGES.task: "get_image_features", SOUND.task: "get_audio_features"}
 _TOKEN_FIELDS = {
     IMAGES.task: ("image_token_id", "image_token_index", "media_placeholder_token_id"),
@@ -61,9 +70,11 @@ class FeatureFamily(Senses):
         if hasattr(self.network.base_model, "get_rope_index"):
             return POSITIONS
         taken = inspect.signature(self.network.forward).parameters
-        if PER_LAYER in taken and self.network.config.get_text_config().hidden_size_per_layer_input:
+        text = self.network.config.get_text_config()
+        if PER_LAYER in taken and text.hidden_size_per_layer_input:
             return PER_LAYER
-        return TOKEN_TYPES if TOKEN_TYPES in taken else None
+        both_ways = MODALITY_TYPES in taken and getattr(text, "use_bidirectional_attention", None) == "vision"
+        return TOKEN_TYPES if both_ways or TOKEN_TYPES in taken else None
 
     def image_token_id(self, config: Any) -> int:
         """See `Family`."""
@@ -104,7 +115,7 @@ class FeatureFamily(Senses):
         """See `Family`."""
         del config
         taken = inspect.signature(self.network.forward).parameters
-        types = {TOKEN_TYPES: is_image.long(), _MODALITY_TYPES: is_image.int()}
+        types = {TOKEN_TYPES: is_image.long(), MODALITY_TYPES: is_image.int()}
         given: dict[str, Any] = {name: value for name, value in types.items() if name in taken}
         if not len(pixels):
             return {name: value for name, value in given.items() if name == TOKEN_TYPES}
@@ -122,7 +133,7 @@ class FeatureFamily(Senses):
         images = int(is_image.sum()) // self.rows
         if not images:
             return self._counted(len(is_image), 0)
-        end = int(np.flatnonzero(is_image)[-1]) + 1
+        end = min(int(np.flatnonzero(is_image)[-1]) + 2, len(is_image))  # with the token that ends the last image
         found = self._indexed(torch.from_numpy(is_image[None, :end]), images)
         return np.concatenate([found, self._counted(len(is_image) - end, int(found.max()) + 1)], axis=2)
 
@@ -133,11 +144,16 @@ class FeatureFamily(Senses):
 
     def _indexed(self, is_image: torch.Tensor, images: int) -> np.ndarray:
         """Return the positions of a prompt, as the model's own code finds them."""
-        token = _token_of(self.medium, self.network.config)
+        config = self.network.config
+        token = _token_of(self.medium, config)
+        ids = torch.where(is_image, token, 0 if token else 1)
+        start = start_token_id(self.medium, config)
+        if start is not None:  # some models look for it
+            ids[:, :-1][is_image[:, 1:] & ~is_image[:, :-1]] = start
         given = {
-            "input_ids": torch.where(is_image, token, 0 if token else 1),
+            "input_ids": ids,
             "attention_mask": torch.ones_like(is_image, dtype=torch.int64),
-            _MODALITY_TYPES: is_image.int(),
+            MODALITY_TYPES: is_image.int(),
             **self.known(images),
         }
         index = self.network.base_model.get_rope_index
@@ -154,6 +170,12 @@ def _features_of(medium: Medium, network: Any) -> Any:
     """Return what makes rows of an image or of a segment of sound; None where a model has no such function."""
     found = (getattr(each, _FUNCTIONS[medium.task], None) for each in (network.base_model, network))
     return next((each for each in found if each is not None), None)
+
+
+def start_token_id(medium: Medium, config: Any) -> int | None:
+    """Return the token that prompts have before each image or recording; None where the config has none."""
+    found = getattr(config, "audio_start_token_id" if medium is SOUND else "vision_start_token_id", None)
+    return None if found is None else int(found)
 
 
 def _sight(medium: Medium, network: Any, example: SensedExample) -> Sight:

@@ -5,6 +5,7 @@ In: a transformers config. Out: a captured `ModelGraph` for each; they share the
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, take_buffers, tied_names
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
-from t2n_llm.tasks.multimodal.family import FRAME_MASK, PER_LAYER, POSITIONS, TOKEN_TYPES, Family
+from t2n_llm.tasks.multimodal.family import FRAME_MASK, MODALITY_TYPES, PER_LAYER, POSITIONS, TOKEN_TYPES, Family
 
 EMBED, DECODER = "embed", "decoder"
 """Two of the archives; the third is the encoder's, see `Medium.role`."""
@@ -97,7 +98,9 @@ class DecoderModule(nn.Module):
         elif self.further == TOKEN_TYPES:
             # transformers reads the types by position, from the start of the text; what is past is seen anyway.
             before = torch.zeros((1, past[0].shape[2]), dtype=torch.int64, device=given[0].device)
-            options[TOKEN_TYPES] = torch.cat((before, given[0]), dim=1)
+            taken = inspect.signature(self.network.forward).parameters
+            name = TOKEN_TYPES if TOKEN_TYPES in taken else MODALITY_TYPES
+            options[name] = torch.cat((before, given[0]), dim=1)
         with _added_to_first_layers(self.network, rows):
             states = dict(zip(self.slots, past, strict=True))
             logits, after = self.form.run(self.network, states, inputs_embeds=inputs_embeds, **options)

@@ -164,6 +164,21 @@ class WritesUnknown(nn.Module):
         return x * 2 if shares[0] > 0 else x
 
 
+class Offsets(nn.Module):
+    """Cuts rows into pieces whose starts it writes into an empty table, as ERNIE 4.5 VL does for images."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.register_buffer("sizes", torch.tensor(sizes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        starts = torch.empty(self.sizes.size(), dtype=self.sizes.dtype)
+        starts[0] = 0
+        starts[1:] = self.sizes.cumsum(0)[:-1]
+        places = [torch.arange(start, start + size).flip(0) for start, size in zip(starts, self.sizes, strict=True)]
+        return x[:, torch.cat(places)]
+
+
 @pytest.mark.parametrize("model", [MaskedLayers(0.0, 0.5, 0.0), MaskedLayers(1.0, 0.0), MaskedLayers(0.0)])
 def test_layers_that_mask(model: nn.Module) -> None:
     torch.manual_seed(0)
@@ -200,6 +215,11 @@ def test_what_is_computed_of_known_sizes_is_known(grid: list[tuple[int, int]]) -
     torch.manual_seed(0)
     length = sum(height * width for height, width in grid)
     check(Packed(*grid), (torch.randn(length, 4),), (torch.randn(length, 4),))
+
+
+def test_what_is_written_into_an_empty_table_is_known() -> None:
+    others = [(torch.randn(batch, 6),) for batch in (1, 5)]
+    check(Offsets(2, 3, 1), (torch.randn(3, 6),), *others, dynamic_axes={"input_0": {0: "B"}})
 
 
 @pytest.mark.parametrize(

@@ -183,19 +183,28 @@ def test_images_text_and_decoding_agree_with_transformers(
         assert min(step.scale for step in check.steps) > 1
 
 
-# One image size in `image_sizes`, a mask of patches with recurrences, embeddings for each layer, tiles of an image.
-_OTHERS = ("mistral3", "lfm2_vl", "gemma4", "llava_next")
+# One image size in `image_sizes`, a mask of patches with recurrences, embeddings for each layer, tiles of an image, images read in
+# both directions by the layers with windows (and wide logits), positions that follow from start tokens, a table that is written.
+_OTHERS = (
+    ("mistral3", 1e-4),
+    ("lfm2_vl", 1e-4),
+    ("gemma4", 1e-4),
+    ("llava_next", 1e-4),
+    ("gemma4_unified", 1e-3),
+    ("qwen2_5_omni_thinker", 1e-4),
+    ("ernie4_5_vl_moe", 1e-4),
+)
 
 
-@pytest.mark.parametrize("family", _OTHERS)
-def test_models_that_nothing_is_written_for(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "atol"), _OTHERS)
+def test_models_that_nothing_is_written_for(family: str, atol: float, tmp_path: Path) -> None:
     model = build_tiny_model(family, task=IMAGE_TEXT_TO_TEXT)
     save_tiny_model(model, tmp_path / "model", IMAGE_TEXT_TO_TEXT)
     size = tiny_image_size(model.config)
     result = exported(tmp_path / "model", tmp_path / "out", image_size=size)
     assert result.validation is not None
     assert len(result.validation.checks) == 3
-    assert max(check.max_abs_error for check in result.validation.checks) <= 1e-4
+    assert max(check.max_abs_error for check in result.validation.checks) <= atol
 
 
 @pytest.mark.parametrize(("family", "task"), [("smolvlm", IMAGE_TEXT_TO_TEXT), ("voxtral", AUDIO_TEXT_TO_TEXT)])
