@@ -104,6 +104,7 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
         "vision_config": {"sam_config": {"downsample_channels": [32, 64]}},
     },
     "hy_v4_vl": _rotary_axes(2, 1, 1),
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
     "muse_glimmer": {"out_hidden_size": 256},
     "muse_spark": {
         "out_hidden_size": 256,
@@ -116,7 +117,8 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
     "qwen2_vl": _rotary_axes(2, 3, 3),
     "qwen2_5_vl": {**_WINDOWS, **_rotary_axes(2, 3, 3)},
     "qwen2_5_omni_thinker": {**_WINDOWS, **_rotary_axes(2, 3, 3), **_OMNI_TOKENS},
-    "qwen3_omni_moe_thinker": _OMNI_TOKENS,
+    # transformers' cache would cut what its layers see to a window that they do not have.
+    "qwen3_omni_moe_thinker": {**_OMNI_TOKENS, "text_config": {"sliding_window": None}},
     **{kind: {"mm_tokens_per_image": 16} for kind in ("gemma3", "shieldgemma2")},
     "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "text_config": {"model_type": "gemma4_text"}},
     "gemma4_unified": {

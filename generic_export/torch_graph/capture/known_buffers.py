@@ -158,10 +158,10 @@ class _KnownValues(TorchFunctionMode):
             return result
         origins = frozenset().union(*(each.origins for each in found))
         known, sized = len(found) == len(tensors), any(map(_is_symbolic, leaves))
+        # What is on the meta device does not go with what is not; the values do.
+        apart = known and not sized and len({tensor.is_meta for tensor in tensors}) > 1
         if _writes(func, kwargs):
             self._write(func, args, kwargs, known and not sized)
-            # What is on the meta device cannot be written to what is not; the values have been.
-            apart = known and not sized and len({tensor.is_meta for tensor in tensors}) > 1
             return args[0] if apart else func(*args, **kwargs)
         if known and sized and not kwargs and (size := self._of_sizes(func, args)) is not None:
             self._read |= origins
@@ -173,6 +173,8 @@ class _KnownValues(TorchFunctionMode):
         if whole and _shaped_by_values(func, args):
             self._read |= origins
             return self._written_down(self._computed(func, args, kwargs), origins, tensors[0].device)
+        if apart:
+            return self._written_down(self._computed(func, args, kwargs), origins, torch.device("cpu"))
         result = func(*args, **kwargs)
         if whole:
             self._learn(func, args, kwargs, result, origins)

@@ -16,7 +16,7 @@ import torch
 from generic_export.errors import OptionError
 from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE
 
-_ANY_SIZE = ("image_grid_thw", "spatial_shapes", "target_sizes", "image_position_ids")
+_ANY_SIZE = ("image_grid_thw", "image_grid_hw", "spatial_shapes", "target_sizes", "image_position_ids")
 _MOST_TILES = 12
 _FRAMES = 3000  # half a minute in steps of 10 ms
 _COMMON_SIDE = 4  # of patches that are joined in pairs, twice
@@ -65,6 +65,10 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
     vision = _Vision.of(config)
     if "image_grid_thw" in parameters:
         yield from _grids(vision, parameters, image_size)
+    elif "image_grid_hw" in parameters:
+        side = vision.side(image_size, vision.merge)
+        known = {"image_grid_hw": torch.tensor([[side, side]])}
+        yield SensedExample((side * side, vision.channels * vision.patch**2), known, side=side * vision.patch)
     elif "spatial_shapes" in parameters:
         factor = _first(config, "downsample_factor", default=2)
         side = vision.side(image_size, factor)
@@ -94,6 +98,10 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
             yield SensedExample((1, tiles, *vision.square()), sizes, side=side)
     else:
         yield SensedExample((1, *vision.square()))
+        count = (
+            vision.image_size // vision.patch
+        ) ** 2  # patches with their channels last, each of them a row (Inkling)
+        yield SensedExample((count, vision.frames, vision.patch, vision.patch, vision.channels))
 
 
 def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[SensedExample]:
@@ -132,6 +140,12 @@ def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None)
     for frames in dict.fromkeys((vision.frames, 1, 2)):
         yield SensedExample((rows, vision.channels * frames * math.prod(square)), known, side=pixels)
     yield SensedExample((rows, vision.channels, *square), known, side=pixels)
+    tokens, joined = (
+        side // vision.merge,
+        vision.merge * vision.patch,
+    )  # joined by the processor, channels last (Inkling 2)
+    grid = {"image_grid_thw": torch.tensor([[1, tokens, tokens]])}
+    yield SensedExample((tokens * tokens, joined, joined, vision.channels), grid, side=pixels)
 
 
 @dataclass(frozen=True)
