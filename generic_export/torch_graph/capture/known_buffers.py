@@ -158,7 +158,7 @@ class _KnownValues(TorchFunctionMode):
             return result
         origins = frozenset().union(*(each.origins for each in found))
         known, sized = len(found) == len(tensors), any(map(_is_symbolic, leaves))
-        # What is on the meta device does not go with what is not; the values do.
+        # What is on the meta device may not go with what is not; the values do.
         apart = known and not sized and len({tensor.is_meta for tensor in tensors}) > 1
         if _writes(func, kwargs):
             self._write(func, args, kwargs, known and not sized)
@@ -173,9 +173,12 @@ class _KnownValues(TorchFunctionMode):
         if whole and _shaped_by_values(func, args):
             self._read |= origins
             return self._written_down(self._computed(func, args, kwargs), origins, tensors[0].device)
-        if apart:
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError:
+            if not apart:
+                raise
             return self._written_down(self._computed(func, args, kwargs), origins, torch.device("cpu"))
-        result = func(*args, **kwargs)
         if whole:
             self._learn(func, args, kwargs, result, origins)
         return result
