@@ -33,7 +33,7 @@ def serve(
         typer.Option(
             min=1,
             metavar="N",
-            help="Maximum bytes per request; default: 1 MiB, or 32 MiB where requests may have images or audio.",
+            help="Maximum bytes per request; default: 1 MiB, with files 32 MiB.",
             show_default=False,
         ),
     ] = None,

@@ -26,8 +26,8 @@ from t2n_llm.export.recorded import graph_options_of
 from t2n_llm.graph.interface import recorded_states
 from t2n_llm.graph.prefill import Chunks, chunks_of
 from t2n_llm.runtime.answering import HeldTokens
-from t2n_llm.runtime.chat.reading import Reading, left_after
 from t2n_llm.runtime.chat.template import ChatTemplate, MediaFile, Message, content_of
+from t2n_llm.runtime.conversation_reader import UnreadText, left_after
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.tasks.multimodal.families import family_of
@@ -191,7 +191,7 @@ class SensedReader:
 
     def of_messages(
         self, messages: Sequence[Message], files: Sequence[Path | bytes], variables: Mapping[str, Any] | None = None
-    ) -> Reading:
+    ) -> UnreadText:
         """See `ConversationReader`."""
         family = self._processor.family
         kinds = {part["type"] for message in messages for part in message["content"] if isinstance(part, dict)}
@@ -202,17 +202,17 @@ class SensedReader:
         images, audio = ((), files) if family.medium is SOUND else (files, ())
         return self._reading(self._processor.prompt(text, images, audio))
 
-    def of_tokens(self, ids: Sequence[int]) -> Reading:
+    def of_tokens(self, ids: Sequence[int]) -> UnreadText:
         """See `ConversationReader`."""
         if self._processor.family.image_token_id(self._processor.config) in ids:
             raise OptionError("the prompt has the token that stands for an image.", "Send images in a chat.")
         return self._reading(SensedPrompt(tuple(ids), self._prompt.pixels[:0]))
 
-    def _reading(self, prompt: SensedPrompt) -> Reading:
+    def _reading(self, prompt: SensedPrompt) -> UnreadText:
         left, items = left_after(self.held.tokens, prompt.ids), self._items_read()
         if left is None or items is None or not self._has_seen(prompt, items):
-            return Reading(len(prompt.ids), prompt.ids, partial(self._start, prompt))
-        return Reading(len(prompt.ids), left, partial(self._continue, prompt, items))
+            return UnreadText(len(prompt.ids), prompt.ids, partial(self._start, prompt))
+        return UnreadText(len(prompt.ids), left, partial(self._continue, prompt, items))
 
     def _items_read(self) -> int | None:
         """Return how many images the engine has read; None where it ended within one."""

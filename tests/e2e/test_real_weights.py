@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM
 from t2n_llm import export_llm
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.runtime.chat.conversation import HeldConversation
-from t2n_llm.runtime.chat.reading import LanguageReader
 from t2n_llm.runtime.chat.template import Message
+from t2n_llm.runtime.conversation_reader import LanguageReader
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.options import Sampling
 from t2n_llm.runtime.sampling.rules import Said

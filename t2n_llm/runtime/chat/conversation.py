@@ -7,8 +7,8 @@ from pathlib import Path
 
 from generic_export.errors import OptionError
 from t2n_llm.runtime.answering import Account
-from t2n_llm.runtime.chat.reading import ConversationReader
 from t2n_llm.runtime.chat.template import MediaFile, Message, content_of
+from t2n_llm.runtime.conversation_reader import ConversationReader
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.choice import TokenChoice
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from generic_export.errors import OptionError
 from t2n_llm.export.folder import read_any_manifest
-from t2n_llm.runtime.chat.reading import ConversationReader, LanguageReader
 from t2n_llm.runtime.chat.template import ChatTemplate
+from t2n_llm.runtime.conversation_reader import ConversationReader, LanguageReader
 from t2n_llm.runtime.generate import ExportedModel, export_folder
 from t2n_llm.runtime.sensing import SensingModel
 from t2n_llm.tasks.names import MULTIMODAL, recorded_task

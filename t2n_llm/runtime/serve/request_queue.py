@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from t2n_llm.runtime.answering import StreamedAnswer
-from t2n_llm.runtime.chat.reading import ConversationReader, Reading
+from t2n_llm.runtime.conversation_reader import ConversationReader, UnreadText
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.serve.requests import AskedText, RefusedRequestError
 
@@ -96,7 +96,7 @@ class RequestQueue:
             stopped=lambda: gone() or time.monotonic() > end,
         )
 
-    def _reading(self, asked: AskedText) -> Reading:
+    def _reading(self, asked: AskedText) -> UnreadText:
         if asked.messages is not None:
             return self._reader.of_messages(asked.messages, asked.files, asked.variables)
         ids = self._model.encode(asked.prompt, chat=False) if isinstance(asked.prompt, str) else asked.prompt or []

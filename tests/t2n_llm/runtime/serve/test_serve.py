@@ -20,7 +20,7 @@ import pytest
 from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError, OpenAI, RateLimitError
 
 from t2n_llm.runtime.chat.conversation import HeldConversation
-from t2n_llm.runtime.chat.reading import LanguageReader
+from t2n_llm.runtime.conversation_reader import LanguageReader
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.options import Sampling
 from tests.systems import WINDOWS

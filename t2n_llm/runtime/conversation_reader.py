@@ -1,6 +1,6 @@
 """What the engine has to read of a conversation: all of it, or what follows the tokens that it holds.
 
-In: messages, or tokens. Out: `Reading`.
+In: messages, or tokens. Out: `UnreadText`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from t2n_llm.runtime.generate import ExportedModel
 
 
 @dataclass(frozen=True)
-class Reading:
+class UnreadText:
     """A text that the model is to answer.
 
     Attributes:
@@ -41,7 +41,7 @@ class ConversationReader(Protocol):
 
     def of_messages(
         self, messages: Sequence[Message], files: Sequence[Path | bytes], variables: Mapping[str, Any] | None = None
-    ) -> Reading:
+    ) -> UnreadText:
         """Read a chat.
 
         Args:
@@ -53,7 +53,7 @@ class ConversationReader(Protocol):
             OptionError: the template refuses it, or the model cannot read a file.
         """
 
-    def of_tokens(self, ids: Sequence[int]) -> Reading:
+    def of_tokens(self, ids: Sequence[int]) -> UnreadText:
         """Read a text to continue."""
 
 
@@ -79,20 +79,20 @@ class LanguageReader:
 
     def of_messages(
         self, messages: Sequence[Message], files: Sequence[Path | bytes], variables: Mapping[str, Any] | None = None
-    ) -> Reading:
+    ) -> UnreadText:
         """See `ConversationReader`."""
         if files:
             raise OptionError(f"{self.model.folder} is a language model.", "It reads text only.")
         written = self._template.written(messages, variables)
         left = self._template.left_to_read(written, self.held.tokens)
         if left is None:
-            return Reading(len(written.ids), written.ids, self.held.forget)
-        return Reading(len(self.held.tokens) + len(left), left, _nothing)
+            return UnreadText(len(written.ids), written.ids, self.held.forget)
+        return UnreadText(len(self.held.tokens) + len(left), left, _nothing)
 
-    def of_tokens(self, ids: Sequence[int]) -> Reading:
+    def of_tokens(self, ids: Sequence[int]) -> UnreadText:
         """See `ConversationReader`."""
         left = left_after(self.held.tokens, ids)
-        return Reading(len(ids), ids, self.held.forget) if left is None else Reading(len(ids), left, _nothing)
+        return UnreadText(len(ids), ids, self.held.forget) if left is None else UnreadText(len(ids), left, _nothing)
 
 
 def left_after(held: Sequence[int], ids: Sequence[int]) -> Sequence[int] | None:
@@ -105,4 +105,4 @@ def _nothing() -> None:
     """Leave the engine as it is."""
 
 
-__all__ = ["ConversationReader", "LanguageReader", "Reading", "left_after"]
+__all__ = ["ConversationReader", "LanguageReader", "UnreadText", "left_after"]
