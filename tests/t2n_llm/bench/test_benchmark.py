@@ -367,10 +367,11 @@ def test_an_archive_of_tracts_own_has_operators_but_no_modules(
     for rows in (2, 99):
         outcome = call("profile", written, "--prefill", 4, "--depth", 4, "--rows", rows)
         assert outcome.code == 0, outcome.err
-        assert "OptMatMul" in outcome.out and "module" not in outcome.out
+        assert "module" not in outcome.out
         assert "Caches were inputs" not in outcome.out
         assert ("... " in outcome.out) is (rows == 2)  # the rows that are left out are summed up
-    assert "(attention, caches kept by the engine)" in outcome.out
+    # Not among the first two rows on every processor.
+    assert "OptMatMul" in outcome.out and "(attention, caches kept by the engine)" in outcome.out
     with pytest.raises(OptionError, match="the engine keeps its caches"):
         profile_archive(archive, TractCli(), prefill=4, past=4, progress=print)
 
