@@ -72,7 +72,8 @@ def chat(
 
     chat_model = ChatModel.open(archive, device=device, prefill_chunk=prefill_chunk)
     model = chat_model.language
-    first = _files_of(chat_model, image or (), audio or ())
+    first = [*_files("image", image or ()), *_files("audio", audio or ())]
+    _require_readable(chat_model, first)
     chat_model.require_template(variables)  # refused before the engine starts
     choice = sampling.choice(model.settings)
     tell_not_followed(sink, model.settings, sampled=choice.samples, beams=False)
@@ -83,7 +84,7 @@ def chat(
         if turns.interactive:
             context = "" if model.max_positions is None else f", up to {model.max_positions} tokens"
             sink.aside(f"{model.folder.resolve().name}{context}; /help lists the commands.")
-        _Chat(sink, conversation, turns, chat_model, list(first)).run()
+        _Chat(sink, conversation, turns, chat_model, first).run()
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,9 @@ class _Chat:
     def _attach(self, kind: str, rest: str) -> None:
         if not rest:
             raise OptionError(f"/{kind}: the file name is missing.", f"Type /{kind} FILE.")
-        path = Path(rest).expanduser()
-        self.files.extend(_files_of(self.model, *(([path], []) if kind == "image" else ([], [path]))))
+        files = _files(kind, [Path(rest).expanduser()])
+        _require_readable(self.model, files)
+        self.files.extend(files)
         self.sink.aside(f"The next message is about {', '.join(str(file.path) for file in self.files)}.")
 
     def _reset(self, rest: str) -> None:
@@ -185,15 +187,18 @@ class _Chat:
         self.sink.aside(_HELP)
 
 
-def _files_of(model: ChatModel, images: Sequence[Path], audio: Sequence[Path]) -> list[MediaFile]:
-    """Return the files that a message is about.
+def _files(kind: str, paths: Sequence[Path]) -> list[MediaFile]:
+    from t2n_llm.runtime.chat.template import MediaFile
+
+    return [MediaFile(kind, path) for path in paths]
+
+
+def _require_readable(model: ChatModel, files: Sequence[MediaFile]) -> None:
+    """Refuse files that a message cannot be about.
 
     Raises:
         OptionError: the model does not read such files, or there is no such file.
     """
-    from t2n_llm.runtime.chat.template import MediaFile
-
-    files = [*(MediaFile("image", path) for path in images), *(MediaFile("audio", path) for path in audio)]
     for file in files:
         if file.kind != model.reads:
             reads = "text only" if model.reads is None else f"text and {model.reads} files"
@@ -202,7 +207,6 @@ def _files_of(model: ChatModel, images: Sequence[Path], audio: Sequence[Path]) -
             )
         if not file.path.is_file():
             raise OptionError(f"{file.path}: there is no such file.", "Check the path.")
-    return files
 
 
 def _refuse_words(name: str, rest: str) -> None:

@@ -63,7 +63,7 @@ class LanguageReader:
 
     Attributes:
         model: an export.
-        held: a session of it, used by nobody else.
+        held: a session of the model that nothing else uses.
         variables: of the chat template.
         sanitized: whether special tokens in messages are encoded as ordinary text.
     """

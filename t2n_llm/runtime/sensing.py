@@ -194,7 +194,8 @@ class SensedReader:
     ) -> UnreadText:
         """See `ConversationReader`."""
         family = self._processor.family
-        kinds = {part["type"] for message in messages for part in message["content"] if isinstance(part, dict)}
+        contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
+        kinds = {part["type"] for content in contents for part in content}
         other = kinds - {"text", kind_of(family)}
         if other:
             raise OptionError(f"the model was exported for {family.medium.task}.", f"It does not read {other.pop()}.")
@@ -210,7 +211,8 @@ class SensedReader:
 
     def _reading(self, prompt: SensedPrompt) -> UnreadText:
         left, items = left_after(self.held.tokens, prompt.ids), self._items_read()
-        if left is None or items is None or not self._has_seen(prompt, items):
+        # Without tokens there may be no session either: the engine failed, and its text ended with it.
+        if not self.held.tokens or left is None or items is None or not self._has_seen(prompt, items):
             return UnreadText(len(prompt.ids), prompt.ids, partial(self._start, prompt))
         return UnreadText(len(prompt.ids), left, partial(self._continue, prompt, items))
 
@@ -231,9 +233,8 @@ class SensedReader:
         )
 
     def _start(self, prompt: SensedPrompt) -> None:
-        self._prompt = prompt
         self.held.forget()
-        self._text.expect(prompt.ids, self._pipeline.look(prompt.pixels, prompt.frames))
+        self._continue(prompt, 0)
 
     def _continue(self, prompt: SensedPrompt, items: int) -> None:
         self._prompt = prompt

@@ -158,15 +158,15 @@ class _KnownValues(TorchFunctionMode):
             return result
         origins = frozenset().union(*(each.origins for each in found))
         known, sized = len(found) == len(tensors), any(map(_is_symbolic, leaves))
+        whole = known and not sized
         # What is on the meta device may not go with what is not; the values do.
-        apart = known and not sized and len({tensor.is_meta for tensor in tensors}) > 1
+        apart = whole and len({tensor.is_meta for tensor in tensors}) > 1
         if _writes(func, kwargs):
-            self._write(func, args, kwargs, known and not sized)
+            self._write(func, args, kwargs, whole)
             return args[0] if apart else func(*args, **kwargs)
         if known and sized and not kwargs and (size := self._of_sizes(func, args)) is not None:
             self._read |= origins
             return size
-        whole = known and not sized
         if whole and func in _READERS:
             self._read |= origins
             return self._computed(func, args, kwargs)

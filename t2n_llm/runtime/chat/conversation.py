@@ -32,7 +32,7 @@ class HeldConversation:
 
         Args:
             model: an export with a chat template.
-            reader: of its conversations.
+            reader: reads its conversations.
             choice: how a token is chosen.
             system: what stands before the first turn.
             max_new_tokens: most tokens of an answer; None for what the model's settings say, or `MOST_NEW_TOKENS`.

@@ -42,7 +42,7 @@ class RequestQueue:
 
         Args:
             model: an export.
-            reader: of its conversations, used by nobody else.
+            reader: reads the conversations; nothing else may use it.
             name: what clients call the model.
             limits: of a client.
         """

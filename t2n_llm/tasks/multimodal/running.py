@@ -49,7 +49,7 @@ class Pipeline:
         return text
 
     def look(self, pixels: np.ndarray, frames: Sequence[int] = ()) -> list[np.ndarray]:
-        """Run the encoder, and return the rows of all images [rows, D]: for the embeddings, and for each deepstack layer.
+        """Run the encoder on all images and return their rows [rows, D]: for the embeddings and for each deepstack layer.
 
         Args:
             pixels: f32, of the images one after the other; without images there are no rows.

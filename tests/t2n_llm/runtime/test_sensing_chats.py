@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ import torch
 from openai import BadRequestError
 from PIL import Image
 
-from generic_export.errors import OptionError
+from generic_export.errors import EngineError, OptionError
 from t2n_llm.runtime.chat.conversation import HeldConversation
 from t2n_llm.runtime.chat.models import ChatModel
 from t2n_llm.runtime.chat.template import MediaFile, Message
 from t2n_llm.runtime.sampling.options import Sampling
 from t2n_llm.runtime.sensing import SensedReader
+from t2n_llm.tasks.media.sound import read_waveform
 from tests.shared_folders import SharedFolders
 from tests.t2n_llm.command_line import Outcome, call, strict_json
 from tests.t2n_llm.runtime.sensing_models import export_gemma, export_qwen2_audio, write_recording
@@ -136,6 +137,24 @@ def test_what_was_seen_is_not_looked_at_again(llava: Path, pictures: list[Path])
         assert held == 0
 
 
+def test_after_the_engine_failed_everything_is_read_again(
+    llava: Path, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_inputs: object) -> None:
+        raise EngineError("the engine ended.")
+
+    model = ChatModel.open(llava)
+    image = [MediaFile("image", pictures[0])]
+    with model.reader() as reader:
+        conversation = _conversation(model, reader)
+        first = "".join(conversation.ask("w20", files=image))
+        monkeypatch.setattr(reader._text, "run", fail)  # type: ignore[attr-defined]
+        with pytest.raises(EngineError):
+            list(conversation.ask("w21"))
+        assert "".join(conversation.ask("w22")).split() == _Theirs(llava).answer(conversation.messages[:-1]).split()
+        assert conversation.messages[2]["content"] == first
+
+
 def test_sound_in_a_chat(shared_folders: SharedFolders, chat: Callable[..., Outcome], tmp_path: Path) -> None:
     folder = shared_folders("sensing-qwen2-audio", export_qwen2_audio) / "export"
     sounds = [write_recording(tmp_path / f"{samples}.wav", samples) for samples in (9_000, 5_000)]
@@ -143,10 +162,40 @@ def test_sound_in_a_chat(shared_folders: SharedFolders, chat: Callable[..., Outc
     words = ("--greedy", "--max-new-tokens", _TOKENS, "--json")
     outcome = chat(turns, folder, *words)
     assert outcome.code == 0, outcome.err
-    records = [strict_json(line) for line in outcome.out.splitlines() if '"generated"' in line or '"text"' in line]
-    assert [record["prompt"] for record in records if "held_tokens" in record] == ["w20", "w21", "w22"]
-    held = [record["held_tokens"] for record in records if "held_tokens" in record]
+    records = [record for record in map(strict_json, outcome.out.splitlines()) if "held_tokens" in record]
+    assert [record["prompt"] for record in records] == ["w20", "w21", "w22"]
+    held = [record["held_tokens"] for record in records]
     assert held[0] == 0 < held[1] < held[2]
+    expected = _heard_by_transformers(folder, [sounds[:1], (), sounds[1:]], records)
+    assert [record["text"].split() for record in records] == expected
+
+
+def _heard_by_transformers(
+    export: Path, sounds: Sequence[Sequence[Path]], records: Sequence[Mapping[str, Any]]
+) -> list[list[str]]:
+    """Return transformers' answer to each turn of a chat, after the answers of the export before it."""
+    from transformers import AutoModelForMultimodalLM, AutoProcessor
+
+    source = export.parent / "source"
+    processor = AutoProcessor.from_pretrained(source)
+    model = AutoModelForMultimodalLM.from_pretrained(source, dtype=torch.float32).eval()
+    messages: list[dict[str, Any]] = []
+    waveforms: list[np.ndarray] = []
+    expected = []
+    for files, record in zip(sounds, records, strict=True):
+        content = [
+            *({"type": "audio", "audio": str(file)} for file in files),
+            {"type": "text", "text": record["prompt"]},
+        ]
+        messages.append({"role": "user", "content": content if files else record["prompt"]})
+        waveforms += [read_waveform(file, 12_800) for file in files]
+        text = processor.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        made = processor(text=text, audio=waveforms, sampling_rate=12_800, return_tensors="pt")
+        said = model.generate(**made, max_new_tokens=_TOKENS, do_sample=False, suppress_tokens=[151])
+        words = processor.tokenizer.decode(said[0, made["input_ids"].shape[1] :], skip_special_tokens=True)
+        expected.append(words.split())
+        messages.append({"role": "assistant", "content": record["text"]})
+    return expected
 
 
 def test_images_in_a_chat_at_the_command_line(
