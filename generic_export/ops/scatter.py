@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import sympy
 import torch
 
+from generic_export.compat import torch_sympy
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument
 from generic_export.ops.cumulative import running_sum
@@ -184,13 +185,15 @@ def _put_where(b: NnefBuilder, base: Value, axis: int, mask: Value, values: Valu
     """`base[mask] = values`: a selection, as long as the values do not depend on how many elements are true."""
     after = base.rank - axis - mask.rank
     chosen = b.unsqueeze(mask, [*range(axis), *range(axis + mask.rank, base.rank)])
-    counted = values.rank > after and not same_dim(values.shape[values.rank - after - 1], 1)
-    if counted:
-        if axis or after or values.rank != 1 or accumulate:
-            raise TranslationError("assignment through a mask with one row per true element has no NNEF form.")
-        return masked_scatter(b, base, mask, values)
+    if values.rank > after and not same_dim(values.shape[values.rank - after - 1], 1):
+        if axis or values.rank != after + 1:
+            raise TranslationError(
+                "assignment through a mask of inner axes, with one row per true element, has no NNEF form.",
+                "Move the axes of the mask to the front (movedim), assign there, and move them back.",
+            )
+        values = b.broadcast(_in_turn(b, mask, values), base.shape)
     new = b.cast(values, base.dtype)
-    if values.rank > after:
+    if after < values.rank < base.rank:
         # The axis of the true elements (of size 1) becomes the axes of the mask.
         shape = list(values.shape)
         at = values.rank - after - 1
@@ -215,16 +218,21 @@ def masked_scatter(b: NnefBuilder, self: Value, mask: Value, source: Value) -> V
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
     shape = broadcast_shape(self.shape, mask.shape)
     base, chosen = (b.broadcast(b.align_rank(value, len(shape)), shape) for value in (self, mask))
-    count = volume(source.shape)
-    if same_dim(count, 0):
+    if same_dim(volume(source.shape), 0):
         return base
-    flat = b.cast(b.reshape(chosen, [volume(shape)]), torch.int64)
+    return b.select(chosen, _in_turn(b, chosen, b.reshape(source, [volume(source.shape)])), base)
+
+
+def _in_turn(b: NnefBuilder, mask: Value, rows: Value) -> Value:
+    """Return rows [N, ...] as [*mask.shape, ...]: the n-th row at the n-th true element, any of them elsewhere."""
+    flat = b.cast(b.reshape(mask, [volume(mask.shape)]), torch.int64)
     one, zero = b.scalar(1, torch.int64), b.scalar(0, torch.int64)
-    # The n-th true element takes the n-th of the source; elsewhere the index only has to be in range.
     turn = b.binary("max", b.binary("sub", running_sum(b, flat, 0), one), zero)
-    last = b.scalar(simplify_dim(sympy.sympify(count) - 1), torch.int64)
-    taken = gather(b, b.reshape(source, [count]), b.binary("min", turn, last), 0)
-    return b.select(chosen, b.reshape(taken, shape), base)
+    last = simplify_dim(torch_sympy.Max(0, sympy.sympify(rows.shape[0]) - 1))  # one row is for all elements
+    if not isinstance(last, int):  # there may be no row, and a gather from none ends the engine
+        rows = b.concat([rows, b.full((1, *rows.shape[1:]), 0, rows.dtype)], 0)
+    taken = gather(b, rows, b.binary("min", turn, b.scalar(last, torch.int64)), 0)
+    return b.reshape(taken, [*mask.shape, *rows.shape[1:]])
 
 
 # --- slice assignment ----------------------------------------------------------------------------

@@ -262,20 +262,27 @@ def _in_each_sum(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _without_subtracted_quotients(expr: sympy.Expr) -> sympy.Expr:
-    """Return `s - s // 2` as `(s + 1) // 2`: tract puts the sum into the quotient, and truncates what is below 0 then."""
+    """Return `s - s // 2` as `(s + 1) // 2`, and `s // 2 - s` as `-((s + 1) // 2)`.
+
+    tract puts the sum into the quotient, and truncates what is below 0 then.
+    """
     for term in expr.args if expr.is_Add else ():
         factor, quotient = term.as_coeff_Mul()
-        if factor != -1 or not isinstance(quotient, torch_sympy.FloorDiv) or not quotient.args[1].is_Integer:
+        if not (factor.is_Integer and isinstance(quotient, torch_sympy.FloorDiv) and quotient.args[1].is_Integer):
             continue
         base, divisor = quotient.args
-        plain = sympy.Add(
-            *(each for each in expr.args if each.is_Symbol or (each.is_Mul and not each.atoms(sympy.Function)))
-        )
+        plain = _multiples(expr, -factor)
         dividend = sympy.expand(divisor * plain - base + divisor - 1)
         if plain.free_symbols & base.free_symbols and _subtracted(dividend) == 0:
             joined = torch_sympy.FloorDiv(dividend, divisor, evaluate=False)
-            return _without_subtracted_quotients(sympy.expand(expr - term - plain) + joined)
+            return _without_subtracted_quotients(sympy.expand(expr - term + factor * plain) - factor * joined)
     return expr
+
+
+def _multiples(total: sympy.Expr, factor: sympy.Expr) -> sympy.Expr:
+    """Return what a sum has `factor` times, or a multiple of it, of symbols and their products."""
+    terms = (term.as_coeff_Mul() for term in total.args if not term.is_number and not term.atoms(sympy.Function))
+    return sympy.Add(*(count // factor * rest for count, rest in terms if count * factor > 0))
 
 
 def _of_no_negative(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:

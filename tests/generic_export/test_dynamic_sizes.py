@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -227,3 +228,23 @@ def test_pixels_of_an_image_of_any_even_size(module: nn.Module) -> None:
 def test_what_pytorch_freezes_is_refused_with_its_line(frozen: Case) -> None:
     with pytest.raises(SpecializedAxisError, match=r"test_dynamic_sizes\.py:\d+: a dynamic axis is restricted"):
         check(Function(frozen), (torch.randn(2, 9, 8),), dynamic_axes=LENGTH)
+
+
+def _random_sums(length: int) -> list[int]:
+    """Return forty numbers of some sizes, quotients and distances of one length."""
+    dice = Random(0)
+    sums = []
+    for _ in range(40):
+        total = dice.randint(-4, 4) * length + dice.randint(-3, 9)
+        for _ in range(dice.randint(1, 2)):
+            dividend = dice.randint(1, 3) * length + dice.randint(-1, 5)
+            total += dice.choice([-3, -2, -1, 1, 2]) * (dividend // dice.randint(2, 4))
+        sums.append(total)
+    return sums
+
+
+def test_the_engine_computes_sums_of_quotients_as_python_does() -> None:
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.full((), total, dtype=torch.int64) for total in _random_sums(x.shape[0])])
+
+    check(counted, *[(torch.randn(length),) for length in (7, 1, 2, 8, 30)], dynamic_axes={"input_0": {0: "T"}})

@@ -1,18 +1,20 @@
 """Writes to the places of a mask (`x[mask] *= 2`), whose number depends on values, as a choice between two tensors of full size.
 
 In: an exported program. Out: the same one, edited in place. What is computed of the places alone is computed everywhere, and
-`where` takes it in the places of the mask; other uses of them stay, and are refused later.
+`where` takes it in the places of the mask; other uses of them stay, and are refused later. A tensor with one row per place
+(`x[mask] += rows`) is brought into the places first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true as is_sure
 
 from generic_export.compat import OpOverload, detect_fake_mode, pytree, schema_of
 from generic_export.torch_graph.decompose.decomposition import ORIGIN, is_annotation
@@ -30,16 +32,16 @@ def without_masked_writes(program: ExportedProgram) -> None:
     if not any(node.target is aten.index_put.default for node in graph.nodes):
         return
     whole: dict[Node, Node] = {}  # what a node holds of the places of a mask -> the same everywhere
-    masks: dict[Node, Any] = {}
+    masks: dict[Node, Node] = {}
     for node in list(graph.nodes):
         mask = _mask(node)
         if mask is None:
-            found = [masks[source] for source in node.all_input_nodes if source in masks]
-            if found and _is_place_by_place(node, found, masks):
-                masks[node], whole[node] = found[0], _copied(node, lambda source: whole.get(source, source))
+            of_places = [source for source in node.all_input_nodes if source in masks]
+            if of_places and _is_place_by_place(node, of_places, masks):
+                masks[node], whole[node] = masks[of_places[0]], _computed_everywhere(node, of_places[0], whole, masks)
         elif node.target is aten.index.Tensor:
-            masks[node], whole[node] = _form(mask), node.args[0]  # type: ignore[assignment]
-        elif masks.get(node.args[2]) == _form(mask):  # type: ignore[arg-type]
+            masks[node], whole[node] = mask, node.args[0]  # type: ignore[assignment]
+        elif node.args[2] in masks and _form(masks[node.args[2]]) == _form(mask):  # type: ignore[index]
             _choose(node, mask, whole[node.args[2]])  # type: ignore[index]
     _forget(program, masks)
 
@@ -68,26 +70,49 @@ def _form(node: Any) -> Any:
     return node
 
 
-def _is_place_by_place(node: Node, found: list[Any], masks: Mapping[Node, Any]) -> bool:
-    """Say whether a node computes each place from the same place of tensors of one mask, and from what all places share."""
+def _is_place_by_place(node: Node, of_places: list[Node], masks: Mapping[Node, Node]) -> bool:
+    """Say whether a node computes each place from the same place of tensors of one mask, its row, and what all places share."""
     target = node.target
     if not isinstance(target, OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
         return False
     if torch.Tag.pointwise not in target.tags and target not in _CONVERSIONS:
         return False
-    is_whole_number = not node.meta["val"].dtype.is_floating_point
-    if (is_whole_number and schema_of(target).name in _DIVISIONS) or any(each != found[0] for each in found):
+    if not node.meta["val"].dtype.is_floating_point and schema_of(target).name in _DIVISIONS:
+        return False
+    if any(_form(masks[source]) != _form(masks[of_places[0]]) for source in of_places):
         return False
     rank = node.meta["val"].dim()
-    return all(
-        source in masks or source.meta["val"].dim() < rank
+    return rank == of_places[0].meta["val"].dim() and not any(
+        _has_rows(source, rank) and not _has_row_shape(source, of_places[0])
         for source in node.all_input_nodes
-        if isinstance(source.meta.get("val"), torch.Tensor)
+        if source not in masks
     )
 
 
-def _copied(node: Node, everywhere: Callable[[Node], Node]) -> Node:
-    """Return a node that computes everywhere what one computes in the places of a mask."""
+def _has_rows(source: Node, rank: int) -> bool:
+    """Say whether a tensor that something of the places is computed with has one row per place."""
+    value = source.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() == rank and not is_sure(value.shape[0] == 1)
+
+
+def _has_row_shape(source: Node, place: Node) -> bool:
+    rows, places = source.meta["val"], place.meta["val"]
+    return all(is_sure(ours == theirs) for ours, theirs in zip(rows.shape[1:], places.shape[1:], strict=True))
+
+
+def _computed_everywhere(node: Node, place: Node, whole: Mapping[Node, Node], masks: Mapping[Node, Node]) -> Node:
+    """Return a node that computes everywhere what one computes in the places of a mask.
+
+    Tensors with one row per place are written into zeros first.
+    """
+
+    def everywhere(source: Node) -> Node:
+        if source in masks or not _has_rows(source, node.meta["val"].dim()):
+            return whole.get(source, source)
+        dtype = {"dtype": source.meta["val"].dtype}
+        zeros = _inserted(node, aten.zeros_like.default, (whole[place],), dtype)
+        return _inserted(node, aten.index_put.default, (zeros, [masks[place]], source), {})
+
     return _inserted(node, node.target, *pytree.tree_map_only(Node, everywhere, (node.args, dict(node.kwargs))))
 
 
@@ -111,7 +136,7 @@ def _inserted(before: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str
     return made
 
 
-def _forget(program: ExportedProgram, masks: Mapping[Node, Any]) -> None:
+def _forget(program: ExportedProgram, masks: Mapping[Node, Node]) -> None:
     """Remove what nobody reads any more of the places, with PyTorch's own checks of their number."""
     for node in reversed(list(program.graph.nodes)):
         only_checked = node in masks and all(map(_is_check, node.users))

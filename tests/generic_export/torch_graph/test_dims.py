@@ -166,6 +166,8 @@ def test_a_quotient_is_subtracted_nowhere_in_a_size() -> None:
     rest = S - FloorDiv(S, 2)
     assert dim_text(rest) == "(S+1)/2"
     assert dim_text(2 * FloorDiv(rest, 2)) == "2*((S+1)/4)"
+    assert dim_text(2 * rest - 2) == "2*((S+1)/2)-2"
+    assert dim_text(FloorDiv(S, 2) - S) == "-1*((S+1)/2)"
     assert dim_text(Min(rest, P)) == "min((S+1)/2, P)"
 
 

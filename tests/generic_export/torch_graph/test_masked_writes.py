@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from generic_export.errors import NotCapturableError, SpecializedAxisError
+from generic_export.errors import NotCapturableError, SpecializedAxisError, TranslationError
 from tests.engine_check import check
 
 AXES = {"input_0": {0: "B", 1: "T"}}
@@ -69,6 +69,55 @@ def test_a_masked_write(forward: Forward) -> None:
     shapes = ((2, 12, 6), (1, 5, 6), (3, 1, 6))
     graph = check(forward, *[(torch.randn(shape),) for shape in shapes], dynamic_axes=AXES)
     assert "select(" in graph or "where" in graph
+
+
+def _assigned(x: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    found = x.clone()
+    found[mask] = rows
+    return found
+
+
+def _added(x: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """What Qwen3-VL does with the features of inner layers of its image encoder."""
+    found = x.clone()
+    found[mask, :] = found[mask, :] + rows
+    return found
+
+
+def _accumulated(x: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return x.index_put((mask,), rows, accumulate=True)
+
+
+def _in_two_steps(x: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    found = x.clone()
+    found[~mask] = 0.0
+    found[mask] = torch.exp(found[mask] - rows) * rows.half()
+    return found
+
+
+def _with_rows(batch: int, length: int, share: float) -> tuple[torch.Tensor, ...]:
+    mask = torch.rand(batch, length) < share
+    return torch.randn(batch, length, 4), mask, torch.randn(int(mask.sum()), 4)
+
+
+@pytest.mark.parametrize("forward", [_assigned, _added, _accumulated, _in_two_steps])
+def test_a_masked_write_of_rows(forward: Callable[..., torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    sizes = ((2, 7, 0.5), (1, 1, 1.0), (3, 5, 0.0), (1, 20, 1.0), (2, 31, 0.2))
+    axes = {"input_0": {0: "B", 1: "T"}, "input_1": {0: "B", 1: "T"}, "input_2": {0: "N"}}
+    check(forward, *[_with_rows(*each) for each in sizes], dynamic_axes=axes)
+
+
+def _at_inner_places(x: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    found = x.clone()
+    found[:, mask[0]] = rows
+    return found
+
+
+def test_rows_for_a_mask_of_inner_axes_are_refused() -> None:
+    mask = torch.tensor([[True, False, True]])
+    with pytest.raises(TranslationError, match="movedim"):
+        check(_at_inner_places, (torch.randn(2, 3, 4), mask, torch.randn(2, 2, 4)))
 
 
 def _less_their_mean(x: torch.Tensor) -> torch.Tensor:
