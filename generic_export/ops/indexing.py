@@ -302,19 +302,6 @@ def positions(b: NnefBuilder, size: Dim, axis: int = 0, rank: int = 1) -> Value:
     return b.unsqueeze(arange(b, 0, size), [other for other in range(rank) if other != axis])
 
 
-def _opaque_range(b: NnefBuilder, value: Value, lowest: Dim) -> Value:
-    """Hide from tract what the elements of a range of dynamic length are.
-
-    tract (optim/uniform_mask.rs) cuts `select`, `and` and `mul` in regions where a comparison of ranges is constant, and gets
-    them wrong: with branches of size 1 the regions have size 1, with two axes the cut depends on the other axis.
-    """
-    if isinstance(value.shape[0], int):
-        return value
-    if sympy.sympify(lowest).is_nonnegative:
-        return b.unary("abs", value)
-    return b.unary("tract_core_bitnot", b.unary("tract_core_bitnot", value))
-
-
 def _fractional_range(b: NnefBuilder, bounds: Sequence[Dim | float], dtype: torch.dtype) -> Value:
     """Count in integers, then scale in f64: tract's own float range adds the step again and again."""
     if any(isinstance(bound, sympy.Expr) for bound in bounds):
@@ -346,7 +333,9 @@ def arange(b: NnefBuilder, start: Dim, end: Dim, step: Dim = 1, *, dtype: torch.
     # symbolic length.
     literals: list[Argument] = [DimLiteral(dim_text(bound)) for bound in bounds]
     value = b.emit("tract_core_range", literals, shape=[length], dtype=torch.int64)
-    return b.cast(_opaque_range(b, value, start if step > 0 else -1), dtype or torch.int64)
+    if not isinstance(length, int):
+        value = b.opaque(value, start if step > 0 else -1)
+    return b.cast(value, dtype or torch.int64)
 
 
 def _counted(bound: Dim | float) -> Dim:

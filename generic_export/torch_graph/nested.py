@@ -20,6 +20,7 @@ from torch import nn
 
 from generic_export.compat import forward_hooks_of, pytree
 from generic_export.errors import CaptureError, OptionError
+from generic_export.torch_graph.sizes.in_tensors import tensor_of
 
 _Rebuild = Callable[[Iterator[torch.Tensor]], Any]
 _Leaves = list[tuple[str, Any]]
@@ -128,7 +129,7 @@ def _as_tensor(leaf: Any) -> Any:
     """Return a number, which may be a size, as a tensor of rank 0 (i64, f32 or bool)."""
     if isinstance(leaf, torch.SymInt):
         return torch.full((), leaf, dtype=torch.int64)
-    return torch.tensor(leaf) if isinstance(leaf, bool | int | float) else leaf
+    return torch.tensor(leaf) if isinstance(leaf, bool | int | float) else tensor_of(leaf)
 
 
 @contextmanager

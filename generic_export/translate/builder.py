@@ -99,8 +99,25 @@ class NnefBuilder(NnefEmitter):
     def full(self, shape: Shape, value: Scalar | sympy.Expr, dtype: torch.dtype) -> Value:
         """Return a tensor of the given shape filled with one number."""
         splat = self.materialised(self.scalar(value, dtype))
+        if isinstance(value, sympy.Expr) and dtype is torch.int64:
+            splat = self.opaque(splat, value)
         filled = self.broadcast(self.align_rank(splat, len(shape)), shape)
         return filled if isinstance(value, sympy.Expr) else replace(filled, constant=value)
+
+    def opaque(self, value: Value, lowest: Dim) -> Value:
+        """Return an integer of which tract does not see how it follows from sizes.
+
+        tract (optim/uniform_mask.rs) cuts `select`, `and` and `mul` in regions where a comparison is constant, and gets them wrong:
+        with branches of size 1 the regions have size 1, with two axes the cut depends on the other axis. Of quotients and
+        remainders of sizes it makes expressions that take it minutes, or forever.
+
+        Args:
+            value: i64.
+            lowest: what it is at least.
+        """
+        if sympy.sympify(lowest).is_nonnegative:
+            return self.unary("abs", value)
+        return self.unary("tract_core_bitnot", self.unary("tract_core_bitnot", value))
 
     def materialised(self, value: Value) -> Value:
         """Return a value that an operation made: a literal becomes a cast of itself, with its exact element type."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true as is_sure
 
@@ -27,6 +28,8 @@ _OPERATORS = {
     "le": "le",
     "gt": "gt",
     "ge": "ge",
+    "eq": "eq",
+    "ne": "ne",
 }
 """What computes numbers, as Python's `operator` and as `torch` name it."""
 
@@ -64,25 +67,27 @@ def _between(name: str, *, turned: bool = False) -> Callable[[SizeNumber, Any], 
 class _Computes:
     """What computes as the tensor that it stands for, where its own class says nothing else."""
 
+    __hash__ = object.__hash__
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(_as_tensor(self), name)
+        return getattr(tensor_of(self), name)
 
 
-def _as_tensors_do(name: str) -> Callable[..., Any]:
+def tensor_ofs_do(name: str) -> Callable[..., Any]:
     def apply(self: Any, *others: Any) -> Any:
-        return getattr(_as_tensor(self), name)(*map(_as_tensor, others))
+        return getattr(tensor_of(self), name)(*map(tensor_of, others))
 
     return apply
 
 
 for _name in (
     *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__mod__"),
-    *("__floordiv__", "__lt__", "__le__", "__gt__", "__ge__"),
-    *("__pow__", "__neg__"),
+    *("__floordiv__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"),
+    *("__pow__", "__neg__", "__abs__", "__matmul__", "__rmatmul__"),
 ):
-    setattr(_Computes, _name, _as_tensors_do(_name))
+    setattr(_Computes, _name, tensor_ofs_do(_name))
 
 
 class SizeNumber(_Computes):
@@ -94,6 +99,8 @@ class SizeNumber(_Computes):
     __truediv__, __rtruediv__ = _between("truediv"), _between("truediv", turned=True)
     __floordiv__ = _between("floordiv")
     __lt__, __le__, __gt__, __ge__ = _between("lt"), _between("le"), _between("gt"), _between("ge")
+    __eq__, __ne__ = _between("eq"), _between("ne")  # type: ignore[assignment]
+    __hash__ = object.__hash__
 
     def __init__(self, value: Size) -> None:
         self.value = value
@@ -107,7 +114,7 @@ class SizeNumber(_Computes):
             return cls(_ROUNDING[func](args[0].value))
         if func in SHAPING:
             return func(*map(_as_size, args), **{name: _as_size(value) for name, value in (kwargs or {}).items()})
-        return func(*map(_as_tensor, args), **{name: _as_tensor(value) for name, value in (kwargs or {}).items()})
+        return func(*map(tensor_of, args), **{name: tensor_of(value) for name, value in (kwargs or {}).items()})
 
     def ceil(self) -> SizeNumber:
         """The next whole number."""
@@ -127,7 +134,7 @@ class SizeNumber(_Computes):
         """The same as an integer; a tensor of it otherwise."""
         if len(args) == 1 and args[0] in (torch.int64, torch.int32) and not kwargs:
             return self.long()
-        return _as_tensor(self).to(*args, **kwargs)
+        return tensor_of(self).to(*args, **kwargs)
 
     def item(self) -> Size:
         """The number."""
@@ -137,40 +144,130 @@ class SizeNumber(_Computes):
         return bool(self.value)
 
 
-class SizeNumbers(_Computes):
-    """A tensor of rank 1 that is known to hold sizes, such as `torch.tensor(x.shape)`."""
+class SizeTable(_Computes):
+    """A tensor that is known to hold sizes, such as `torch.tensor(x.shape)` or a table of the grids of images.
 
-    def __init__(self, values: Sequence[Size]) -> None:
-        self.values = tuple(values)
+    What is computed of it and of plain numbers, as far as `_OF_TABLES` and the operators go, are sizes too.
+    """
+
+    def __init__(self, values: Any, dtype: torch.dtype = torch.int64) -> None:
+        """Hold an array of sizes, or lists of them, as a tensor of a type of whole numbers."""
+        self.values: np.ndarray = np.array(values, dtype=object)
+        self.dtype = dtype
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Multiply and add the sizes themselves; compute with a tensor of them otherwise."""
-        if func in _OF_ALL and not kwargs and len(args) == 1:
-            return getattr(args[0], _OF_ALL[func])()
-        return func(*map(_as_tensor, args), **{name: _as_tensor(value) for name, value in (kwargs or {}).items()})
+        """Compute with the sizes themselves where that is arithmetic; with a tensor of them otherwise."""
+        kwargs = kwargs or {}
+        own = _OF_TABLES.get(getattr(func, "__name__", ""))
+        found = own(*args, **kwargs) if own is not None and isinstance(args[0], SizeTable) else NotImplemented
+        if found is not NotImplemented:
+            return found
+        return func(*map(tensor_of, args), **{name: tensor_of(value) for name, value in kwargs.items()})
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, int):
-            return SizeNumber(self.values[index])
-        return SizeNumbers(self.values[index]) if isinstance(index, slice) else _as_tensor(self)[index]
+        parts = index if isinstance(index, tuple) else (index,)
+        plain = all(part is None or part is ... or isinstance(part, int | slice) for part in parts)
+        return self.like(self.values[index]) if plain else tensor_of(self)[index]
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def prod(self) -> SizeNumber:
-        """Their product."""
-        return SizeNumber(math.prod(self.values))
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.like, self.values)
 
-    def sum(self) -> SizeNumber:
-        """Their sum."""
-        return SizeNumber(sum(self.values))
+    def __getattr__(self, name: str) -> Any:
+        own = _OF_TABLES.get(name)
+        if own is None:
+            return super().__getattr__(name)
 
-    def tolist(self) -> list[Size]:
+        def applied(*args: Any, **kwargs: Any) -> Any:
+            found = own(self, *args, **kwargs)
+            return getattr(tensor_of(self), name)(*args, **kwargs) if found is NotImplemented else found
+
+        return applied
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the table."""
+        return torch.Size(self.values.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors of sizes are made."""
+        return torch.device("cpu")
+
+    def like(self, values: Any, dtype: torch.dtype | None = None) -> Any:
+        """Return a table of the same type, or one of another type, or a number."""
+        return SizeTable(values, dtype or self.dtype) if isinstance(values, np.ndarray) else SizeNumber(values)
+
+    def tolist(self) -> list[Any]:
         """The sizes."""
-        return list(self.values)
+        found: list[Any] = self.values.tolist()
+        return found
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The same, as another type of whole numbers; a tensor of it otherwise."""
+        dtype = next((each for each in args if isinstance(each, torch.dtype)), self.dtype)
+        elsewhere = kwargs or not all(isinstance(each, torch.device | torch.dtype | str) for each in args)
+        return (
+            tensor_of(self).to(*args, **kwargs) if elsewhere or dtype not in _WHOLE else self.like(self.values, dtype)
+        )
+
+
+_WHOLE = (torch.int64, torch.int32)
+
+
+def _with_table(name: str, *, turned: bool = False) -> Callable[[SizeTable, Any], Any]:
+    """Return what an operator does between a table of sizes and another one, or numbers."""
+    operation, of_tensors = getattr(operator, name), getattr(torch, _OPERATORS[name])
+
+    def apply(self: SizeTable, other: Any) -> Any:
+        known = other.values if isinstance(other, SizeTable) else _as_size(other)
+        if not isinstance(known, np.ndarray | int | torch.SymInt):
+            left, right = (other, self) if turned else (self, other)
+            return of_tensors(tensor_of(left), tensor_of(right))
+        dtype = torch.promote_types(self.dtype, other.dtype) if isinstance(other, SizeTable) else self.dtype
+        return self.like(operation(known, self.values) if turned else operation(self.values, known), dtype)
+
+    return apply
+
+
+for _name in ("add", "sub", "mul", "floordiv"):
+    setattr(SizeTable, f"__{_name}__", _with_table(_name))
+    setattr(SizeTable, f"__r{_name}__", _with_table(_name, turned=True))
+
+
+def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what adds or multiplies along an axis, as PyTorch does: the result is int64, if nothing else is asked for."""
+
+    def apply(table: SizeTable, dim: int | None = None, dtype: torch.dtype = torch.int64) -> Any:
+        return table.like(function(table.values, axis=dim), dtype) if dtype in _WHOLE else NotImplemented
+
+    return apply
+
+
+def _repeated(table: SizeTable, repeats: Any, dim: int | None = None) -> Any:
+    """`torch.repeat_interleave` of a table of rank 1: a table again, or a tensor whose length is a size."""
+    counts = repeats.tolist() if isinstance(repeats, SizeTable | torch.Tensor) else _as_size(repeats)
+    counts = counts if isinstance(counts, list) else [counts] * len(table)
+    if table.values.ndim != 1 or len(counts) != len(table) or dim not in (None, 0):
+        return NotImplemented
+    if all(isinstance(count, int) for count in counts):
+        return table.like(np.repeat(table.values, counts))
+    pairs = zip(table.values, counts, strict=True)
+    return torch.cat([torch.full((count,), value, dtype=table.dtype) for value, count in pairs])
+
+
+_OF_TABLES: Mapping[str, Callable[..., Any]] = {
+    "sum": _reduced(np.sum),
+    "prod": _reduced(np.prod),
+    "cumsum": _reduced(np.cumsum),
+    "repeat_interleave": _repeated,
+}
+"""What gives sizes of tables of sizes, by its name in `torch` and of tensors; `NotImplemented` stands for a tensor's own."""
 
 
 def _as_size(value: Any) -> Any:
@@ -179,14 +276,15 @@ def _as_size(value: Any) -> Any:
     return value.value if isinstance(value, SizeNumber) else value
 
 
-_OF_ALL = {torch.prod: "prod", torch.sum: "sum"}
-
-
-def _as_tensor(value: Any) -> Any:
+def tensor_of(value: Any) -> Any:
+    """Return a tensor for what stands for one, and for each such in lists; everything else as it is."""
     if type(value) in (list, tuple):
-        return type(value)(map(_as_tensor, value))
-    if isinstance(value, SizeNumbers):
-        return torch.stack([torch.full((), each) for each in value.values])
+        return type(value)(map(tensor_of, value))
+    if isinstance(value, SizeTable):
+        single = [torch.full((), each, dtype=value.dtype) for each in value.values.flat]
+        return (
+            torch.stack(single).reshape(value.values.shape) if single else torch.zeros(value.shape, dtype=value.dtype)
+        )
     if not isinstance(value, SizeNumber):
         return value
     if isinstance(value.value, torch.SymBool):
@@ -221,19 +319,39 @@ _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
 }
 
 
-def padded(input: torch.Tensor, pad: Sequence[Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`torch.nn.functional.pad` by sizes."""
-    return torch.nn.functional.pad(input, _as_size(pad), *args, **kwargs)
+def padded(input: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
+    """`torch.nn.functional.pad` by sizes, or of a table of sizes."""
+    amounts = _as_size(pad)
+    if isinstance(input, SizeTable) and mode == "constant" and all(isinstance(each, int) for each in amounts):
+        pairs = list(zip(amounts[::2], amounts[1::2], strict=True))[::-1]
+        around = [(0, 0)] * (input.values.ndim - len(pairs)) + pairs
+        return input.like(np.pad(input.values, around, constant_values=value or 0))
+    return torch.nn.functional.pad(tensor_of(input), amounts, mode, value)
 
 
-def sizes_or_none(data: Any) -> SizeNumbers | None:
-    """Return what stands for a list of sizes, some of which are symbolic; None for anything else."""
-    whole = isinstance(data, list | tuple) and all(isinstance(each, int | torch.SymInt) for each in data)
-    return SizeNumbers(data) if whole and any(isinstance(each, torch.SymInt) for each in data) else None
+def sizes_or_none(data: Any, dtype: torch.dtype | None = None) -> SizeTable | None:
+    """Return what stands for a list of sizes, or of such lists, some of which are symbolic; None for anything else."""
+    leaves = list(_leaves(data)) if isinstance(data, list | tuple) and dtype in (None, *_WHOLE) else []
+    if not any(isinstance(each, torch.SymInt) for each in leaves) or not all(map(_is_size, leaves)):
+        return None
+    return SizeTable(data, dtype or torch.int64)
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    if not isinstance(data, list | tuple):
+        yield data
+        return
+    for each in data:
+        yield from _leaves(each)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
 
 
 def stepped(*bounds: Size, **options: Any) -> torch.Tensor:
     """`torch.arange`, but with steps that are no whole numbers up to a size: how many there are is a size too."""
+    bounds = tuple(map(_as_size, bounds))
     start, end, step = _bounds(*bounds, **{name: options[name] for name in ("start", "end", "step") if name in options})
     sized = any(isinstance(each, torch.SymInt | torch.SymFloat) for each in (start, end))
     stepping = isinstance(step, float) and step > 0 and not step.is_integer()
@@ -286,7 +404,7 @@ def with_sizes(index: Any) -> Any:
 
 __all__ = [
     "SizeNumber",
-    "SizeNumbers",
+    "SizeTable",
     "as_size_or_tensor",
     "computed_of_sizes",
     "divided",
@@ -294,5 +412,6 @@ __all__ = [
     "size_in_tensor",
     "sizes_or_none",
     "stepped",
+    "tensor_of",
     "with_sizes",
 ]

@@ -95,3 +95,47 @@ def test_a_quotient_that_may_be_below_zero_is_truncated_as_pytorch_does() -> Non
         return x * torch.div(x.shape[1] - 9, 2, rounding_mode="trunc")
 
     check(scaled, *[(torch.randn(2, length),) for length in (8, 4, 6, 12)], dynamic_axes={"input_0": {1: "T"}})
+
+
+def _grid_positions(x: torch.Tensor, most: int = 8) -> tuple[torch.Tensor, ...]:
+    """What vision encoders compute of a table of grids (transformers' vision_utils), for one image of [H, W] blocks of 2 x 2."""
+    grids = torch.tensor([[1, 2 * x.shape[0], 2 * x.shape[1]]])
+    counts = grids.prod(-1)
+    ends = F.pad((grids[:, 1] * grids[:, 2]).repeat_interleave(grids[:, 0]).cumsum(0, dtype=torch.int32), (1, 0))
+    rows = x.flatten(0, 2)
+    parts = torch.split(rows, (ends[1:] - ends[:-1]).tolist())
+    heights, widths = (torch.repeat_interleave(grids[:, axis], counts) for axis in (1, 2))
+    starts = torch.repeat_interleave(F.pad(counts.cumsum(0)[:-1], (1, 0)), counts)
+    within = (torch.arange(counts.sum()) - starts) % (heights * widths)
+    block = within // 4
+    row, column = block // (widths // 2) * 2 + within // 2 % 2, block % (widths // 2) * 2 + within % 2
+    ids = []
+    for frames, height, width in grids.tolist():
+        ids.append(torch.arange(height).reshape(-1, 2)[:, None].expand(-1, width // 2, 2).reshape(-1).repeat(frames))
+    share = row * (most - 1) / torch.clamp(heights - 1, min=1)
+    return torch.cat(parts) * share[:, None], row, column, torch.cat(ids), counts * 2 - torch.tensor([3]), 7 - ends
+
+
+def test_a_table_of_grids() -> None:
+    sizes = [(torch.randn(height, width, 4, 3),) for height, width in ((3, 5), (1, 1), (4, 2), (6, 7))]
+    check(_grid_positions, *sizes, dynamic_axes={"input_0": {0: "H", 1: "W"}})
+
+
+def test_a_table_of_sizes_is_a_tensor_to_everything_else() -> None:
+    def used(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        table = torch.tensor([[2, x.shape[1]], [x.shape[0], 3]], dtype=torch.int64)
+        first, second = table
+        return (
+            table.float().mean() * x,
+            torch.stack([first.sum(), second.prod()]),
+            table[:, torch.tensor([1, 0])],
+            first @ second,
+            table.to(torch.float32),
+            table[None, ..., 0] - 1,
+            torch.arange(second[1] + first[1]),
+            F.pad(table, (1, 2, 0, 1), value=4),
+            x[:, : table[0, 1] - 1],
+        )
+
+    sizes = [(torch.randn(batch, length),) for batch, length in ((2, 4), (1, 3), (3, 9))]
+    check(used, *sizes, dynamic_axes={"input_0": {0: "B", 1: "T"}})
