@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,9 @@ from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.multimodal.family import SOUND, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
-from t2n_llm.tasks.multimodal.processor import PromptProcessor, SensedPrompt, kind_of
+from t2n_llm.tasks.multimodal.processor import PromptProcessor, SensedPrompt, kind_of, row_counts
 from t2n_llm.tasks.multimodal.running import Pipeline, SensedText, open_pipeline
+from t2n_llm.tasks.multimodal.task import archive_shape
 from t2n_llm.tasks.names import recorded_task
 
 
@@ -140,8 +141,8 @@ class SensingModel:
             EngineError: the engine refused an archive, or failed.
         """
         with self._pipeline() as pipeline:
-            chunks = self._chunks if len(prompt.pixels) else self.language.prefill
-            yield HeldTokens(lambda: pipeline.begin(prompt.ids, prompt.pixels, prompt.frames), chunks)
+            chunks = self._chunks if prompt.images else self.language.prefill
+            yield HeldTokens(lambda: pipeline.begin(prompt.ids, prompt.images, prompt.frames), chunks)
 
     @contextmanager
     def conversing(self, variables: Mapping[str, Any] | None = None) -> Iterator[SensedReader]:
@@ -186,7 +187,7 @@ class SensedReader:
             chunks: how many tokens are read at once.
         """
         self._processor, self._pipeline, self._template = processor, pipeline, template
-        self._prompt = SensedPrompt((), np.zeros(0, np.float32))
+        self._prompt = SensedPrompt((), ())
         self.held = HeldTokens(self._begin, chunks)
 
     def of_messages(
@@ -207,7 +208,7 @@ class SensedReader:
         """See `ConversationReader`."""
         if self._processor.family.image_token_id(self._processor.config) in ids:
             raise OptionError("the prompt has the token that stands for an image.", "Send images in a chat.")
-        return self._reading(SensedPrompt(tuple(ids), self._prompt.pixels[:0]))
+        return self._reading(SensedPrompt(tuple(ids), ()))
 
     def _reading(self, prompt: SensedPrompt) -> UnreadText:
         left, items = left_after(self.held.tokens, prompt.ids), self._items_read()
@@ -220,16 +221,16 @@ class SensedReader:
         """Return how many images the engine has read; None where it ended within one."""
         family, config = self._processor.family, self._processor.config
         rows = list(self.held.tokens).count(family.image_token_id(config))
-        each = [family.rows_of(config, count) for count in self._prompt.frames] or [
-            family.rows_per_image(config)
-        ] * len(self._prompt.pixels)
-        ends = [0, *accumulate(each)]
+        ends = [0, *accumulate(row_counts(family, config, self._prompt.images, self._prompt.frames))]
         return ends.index(rows) if rows in ends else None
 
     def _has_seen(self, prompt: SensedPrompt, items: int) -> bool:
         """Say whether the first images of a prompt are those that the engine has read."""
-        return prompt.frames[:items] == self._prompt.frames[:items] and np.array_equal(
-            prompt.pixels[:items], self._prompt.pixels[:items]
+        pairs = zip(prompt.images, self._prompt.images, strict=False)
+        return (
+            len(prompt.images) >= items
+            and prompt.frames[:items] == self._prompt.frames[:items]
+            and all(np.array_equal(new, old) for new, old in islice(pairs, items))
         )
 
     def _start(self, prompt: SensedPrompt) -> None:
@@ -238,10 +239,11 @@ class SensedReader:
 
     def _continue(self, prompt: SensedPrompt, items: int) -> None:
         self._prompt = prompt
-        self._text.expect(prompt.ids, self._pipeline.look(prompt.pixels[items:], prompt.frames[items:]))
+        rows = self._pipeline.look(prompt.images[items:], prompt.frames[items:])
+        self._text.expect(prompt.ids, rows, [image.shape for image in prompt.images])
 
     def _begin(self) -> SensedText:
-        self._text = self._pipeline.begin((), self._prompt.pixels[:0])
+        self._text = self._pipeline.begin((), ())
         return self._text
 
 
@@ -269,9 +271,10 @@ def _require_same(folder: Path, recorded: Mapping[str, Any], family: Family, con
         ArchiveError: names both forms.
     """
     medium = family.medium
-    shape = [*(["N"] if family.stacks_images else []), *family.pixel_shape(config)]
+    shape = archive_shape(family, config)
     said = recorded.get(medium.input_name, {}).get("shape")
-    if said != shape or recorded.get(f"rows_per_{medium.noun}") != family.rows_per_image(config):
+    rows = None if family.free_axes else family.rows_per_image(config)
+    if said != shape or recorded.get(f"rows_per_{medium.noun}") != rows:
         raise ArchiveError(
             f"{folder}: its archive takes {medium.input_name} of shape {said}; with this transformers release the model "
             f"takes {shape}.",

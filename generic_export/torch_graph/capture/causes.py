@@ -85,6 +85,11 @@ _RAISED = (
         "number of steps.",
     ),
     _row(
+        r"^ZeroDivisionError: integer modulo by zero",
+        "nothing is left of an axis in the example, and PyTorch divides by its size",
+        "Use a larger example.",
+    ),
+    _row(
         r"lifted tensor constants?|[Mm]utating a non-functional tensor",
         "a tensor that is not a buffer is written to",
         "Register it with register_buffer, or compute a new tensor.",

@@ -206,7 +206,7 @@ def _tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
     """Numbers made a tensor on the meta device have lost their values when the graph is read; those filled in keep them."""
     if isinstance(data, torch.SymInt | torch.SymFloat) and options.keys() <= {"dtype"}:
         return size_in_tensor(data, options.get("dtype"), device)
-    sizes = sizes_or_none(data, **options) if device is None and options.keys() <= {"dtype"} else None
+    sizes = sizes_or_none(data, device=device, **options) if options.keys() <= {"dtype"} else None
     if sizes is not None:
         return sizes  # type: ignore[return-value]
     if device is None or torch.device(device).type != "meta" or not _is_numbers(data):

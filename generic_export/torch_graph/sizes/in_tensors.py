@@ -150,10 +150,11 @@ class SizeTable(_Computes):
     What is computed of it and of plain numbers, as far as `_OF_TABLES` and the operators go, are sizes too.
     """
 
-    def __init__(self, values: Any, dtype: torch.dtype = torch.int64) -> None:
-        """Hold an array of sizes, or lists of them, as a tensor of a type of whole numbers."""
+    def __init__(self, values: Any, dtype: torch.dtype = torch.int64, device: Any = None) -> None:
+        """Hold an array of sizes, or lists of them, as a tensor of a type of whole numbers on a device (the CPU)."""
         self.values: np.ndarray = np.array(values, dtype=object)
         self.dtype = dtype
+        self.device = torch.device(device or "cpu")
 
     @classmethod
     def __torch_function__(
@@ -194,14 +195,10 @@ class SizeTable(_Computes):
         """The shape of the table."""
         return torch.Size(self.values.shape)
 
-    @property
-    def device(self) -> torch.device:
-        """Where tensors of sizes are made."""
-        return torch.device("cpu")
-
     def like(self, values: Any, dtype: torch.dtype | None = None) -> Any:
         """Return a table of the same type, or one of another type, or a number."""
-        return SizeTable(values, dtype or self.dtype) if isinstance(values, np.ndarray) else SizeNumber(values)
+        whole = isinstance(values, np.ndarray)
+        return SizeTable(values, dtype or self.dtype, self.device) if whole else SizeNumber(values)
 
     def tolist(self) -> list[Any]:
         """The sizes."""
@@ -229,7 +226,8 @@ def _with_table(name: str, *, turned: bool = False) -> Callable[[SizeTable, Any]
         if not isinstance(known, np.ndarray | int | torch.SymInt):
             left, right = (other, self) if turned else (self, other)
             return of_tensors(tensor_of(left), tensor_of(right))
-        dtype = torch.promote_types(self.dtype, other.dtype) if isinstance(other, SizeTable) else self.dtype
+        both = (self, other) if isinstance(other, SizeTable) else (self,)
+        dtype = torch.int64 if any(each.dtype is torch.int64 for each in both) else torch.int32
         return self.like(operation(known, self.values) if turned else operation(self.values, known), dtype)
 
     return apply
@@ -258,7 +256,8 @@ def _repeated(table: SizeTable, repeats: Any, dim: int | None = None) -> Any:
     if all(isinstance(count, int) for count in counts):
         return table.like(np.repeat(table.values, counts))
     pairs = zip(table.values, counts, strict=True)
-    return torch.cat([torch.full((count,), value, dtype=table.dtype) for value, count in pairs])
+    dtype, device = table.dtype, table.device
+    return torch.cat([torch.full((count,), value, dtype=dtype, device=device) for value, count in pairs])
 
 
 _OF_TABLES: Mapping[str, Callable[..., Any]] = {
@@ -329,12 +328,12 @@ def padded(input: Any, pad: Sequence[Any], mode: str = "constant", value: Any = 
     return torch.nn.functional.pad(tensor_of(input), amounts, mode, value)
 
 
-def sizes_or_none(data: Any, dtype: torch.dtype | None = None) -> SizeTable | None:
+def sizes_or_none(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> SizeTable | None:
     """Return what stands for a list of sizes, or of such lists, some of which are symbolic; None for anything else."""
     leaves = list(_leaves(data)) if isinstance(data, list | tuple) and dtype in (None, *_WHOLE) else []
     if not any(isinstance(each, torch.SymInt) for each in leaves) or not all(map(_is_size, leaves)):
         return None
-    return SizeTable(data, dtype or torch.int64)
+    return SizeTable(data, dtype or torch.int64, device)
 
 
 def _leaves(data: Any) -> Iterator[Any]:

@@ -34,14 +34,14 @@ class Prompt:
     Attributes:
         name: what is special about it.
         ids: its tokens; each image has its rows' worth of image tokens.
-        pixels: f32, of its images one after the other.
+        images: f32, each as the archive takes it.
         cut: position where it is cut into two calls; 0 for one call.
         frames: how many frames of each segment are before the end of its recording; nothing for images.
     """
 
     name: str
     ids: tuple[int, ...]
-    pixels: np.ndarray
+    images: tuple[np.ndarray, ...]
     cut: int = 0
     frames: tuple[int, ...] = ()
 
@@ -62,7 +62,7 @@ class Answer:
 
 
 def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ...]:
-    """Choose random prompts: one image; two images, in two calls; and text alone.
+    """Choose random prompts: one image; two images, of two sizes if they may have any, in two calls; and text alone.
 
     The cut is inside the second image, except for decoders that read an image as a whole: there it is before it.
 
@@ -80,15 +80,21 @@ def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ..
         ids = generator.integers(3, vocabulary, size=count)
         return [int(token) if token != image else 3 for token in ids]
 
-    def pixels(count: int) -> np.ndarray:
-        return generator.standard_normal((count, *family.pixel_shape(config))).astype(np.float32)
+    shape = family.pixel_shape(config)
+    shapes = {1: (_resized(shape, family, 2),), 2: (_resized(shape, family, 1), _resized(shape, family, -1)), 0: ()}
+
+    def images(count: int) -> tuple[np.ndarray, ...]:
+        return tuple(generator.standard_normal(each).astype(np.float32) for each in shapes[count])
 
     noun = family.medium.noun
-    room = family.pixel_shape(config)[-1]
+    room = shape[-1]
     lengths = {1: (2 * room // 3 - 1,), 2: (room, room // 2), 0: ()}
 
     def rows(index: int, count: int) -> list[int]:
-        return [image] * family.rows_of(config, lengths[count][index])
+        frames = lengths[count][index]
+        return [image] * (
+            family.rows_of_image(config, shapes[count][index]) if family.free_axes else family.rows_of(config, frames)
+        )
 
     start = start_token_id(family.medium, config)
     opening = [] if start is None or start >= known else [start]
@@ -96,13 +102,19 @@ def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ..
     whole = family.decoder_input == TOKEN_TYPES
     cut = len((*first, *rows(0, 2), *second)) + (0 if whole else len(rows(1, 2)) // 2)
     planned = (
-        Prompt(f"one {noun}", (*text(5), *opening, *rows(0, 1), *text(6)), pixels(1)),
-        Prompt(f"two {noun}s, in chunks", (*first, *rows(0, 2), *second, *rows(1, 2), *text(2)), pixels(2), cut),
-        Prompt("text alone", tuple(text(7)), pixels(0)),
+        Prompt(f"one {noun}", (*text(5), *opening, *rows(0, 1), *text(6)), images(1)),
+        Prompt(f"two {noun}s, in chunks", (*first, *rows(0, 2), *second, *rows(1, 2), *text(2)), images(2), cut),
+        Prompt("text alone", tuple(text(7)), images(0)),
     )
     return (
-        tuple(replace(prompt, frames=lengths[len(prompt.pixels)]) for prompt in planned) if family.masked else planned
+        tuple(replace(prompt, frames=lengths[len(prompt.images)]) for prompt in planned) if family.masked else planned
     )
+
+
+def _resized(shape: Sequence[int], family: Family, change: int) -> tuple[int, ...]:
+    """Return the shape of an image that is higher by some of its units and narrower by as many, where it may have any size."""
+    signs = dict(zip(family.free_axes, (1, -1), strict=False))
+    return tuple(max(1, size + signs.get(axis, 0) * change) for axis, size in enumerate(shape))
 
 
 def run_multimodal_reference(model: Any, family: Family, prompts: Sequence[Prompt]) -> list[Answer]:
@@ -124,17 +136,17 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     options = {cache_keyword(model.forward): cache, "use_cache": True, "logits_to_keep": 1}
     if hasattr(model.base_model, "rope_deltas"):
         model.base_model.rope_deltas = None  # of the prompt before
-    ids, pixels = torch.tensor([prompt.ids]), torch.from_numpy(prompt.pixels)
+    ids, images = torch.tensor([prompt.ids]), [torch.from_numpy(image) for image in prompt.images]
     image = family.image_token_id(model.config)
     is_image = ids == image
     # Processors give the mask too: without one, some models count positions as if there were no image.
     given = {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        **family.reference_inputs(model.config, is_image, pixels),
+        **family.reference_inputs(model.config, is_image, images),
     }
     if prompt.frames:
-        given[FRAME_MASK] = torch.from_numpy(frame_mask(prompt.frames, prompt.pixels.shape[-1]))
+        given[FRAME_MASK] = torch.from_numpy(frame_mask(prompt.frames, prompt.images[0].shape[-1]))
     rows: list[np.ndarray] = []
     tokens: list[int] = []
     for _ in range(_STEPS + 1):
@@ -155,7 +167,7 @@ def _next_token(logits: torch.Tensor, image: int) -> int:
 def answers_of(pipeline: Pipeline, prompt: Prompt, tokens: Sequence[int]) -> list[np.ndarray]:
     """Return the logits [vocab] after a prompt, and after each of the tokens that follow it."""
     ids = np.array([[*prompt.ids, *tokens]], np.int64)
-    reading = pipeline.begin(prompt.ids, prompt.pixels, prompt.frames)
+    reading = pipeline.begin(prompt.ids, prompt.images, prompt.frames)
     ends = [*([prompt.cut] if prompt.cut else []), *range(len(prompt.ids), ids.shape[1] + 1)]
     answers = [reading.run([ids[:, start:end]])[0][0, -1] for start, end in pairwise([0, *ends])]
     return answers[bool(prompt.cut) :]

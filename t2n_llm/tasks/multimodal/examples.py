@@ -7,10 +7,11 @@ use the first one that runs. transformers names these parameters the same way in
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from generic_export.errors import OptionError
@@ -32,6 +33,8 @@ class SensedExample:
         axis: of `pixel_values`, along which several images are joined.
         nested: whether the model has an axis before them, of texts with several images each.
         side: height and width of the image in pixels that gives these arguments; None where images of all sizes do.
+        grid: how the patches of images of any size are passed; None where that is not by a grid.
+        is_free: whether images have any size; `pixels` is an example then.
     """
 
     pixels: tuple[int, ...]
@@ -39,6 +42,59 @@ class SensedExample:
     axis: int = 0
     nested: bool = False
     side: int | None = None
+    grid: PatchGrid | None = None
+    is_free: bool = False
+
+    def freed(self) -> SensedExample:
+        """Return the same for images of any size; as it is where there is no grid."""
+        if self.grid is None:
+            return self
+        joined = self.grid.merge**2
+        side = math.isqrt(self.pixels[0] // joined)
+        pixels = (side, side, joined, *self.pixels[1:])
+        return replace(self, pixels=pixels, known={}, side=None, is_free=True)
+
+
+@dataclass(frozen=True)
+class PatchGrid:
+    """Images of any height and width as rows of patches: [H, W, joined patches, ...] in the archive, flat for the model.
+
+    Attributes:
+        name: the argument that says how many patches each image has in each direction.
+        merge: how many of them in each direction become one row of embeddings.
+        timed: whether their number of frames is said before.
+        merge_name: the argument that says `merge` for each image; None where there is none.
+    """
+
+    name: str
+    merge: int
+    timed: bool
+    merge_name: str | None = None
+
+    def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:
+        """Return those arguments for images of these shapes, the first two sizes of which may be symbolic."""
+        frames = [1] if self.timed else []
+        grids = [[*frames, self.merge * height, self.merge * width] for height, width, *_ in shapes]
+        known = {self.name: torch.tensor(grids, device=device)}
+        if self.merge_name is not None:
+            known[self.merge_name] = torch.tensor([self.merge] * len(shapes), device=device)
+        return known
+
+    def split(self, rows: np.ndarray, grids: np.ndarray) -> tuple[np.ndarray, ...] | None:
+        """Return one image after the other; None where one is a video.
+
+        Args:
+            rows: of the patches of all images, as the processor joins them.
+            grids: what it says of each.
+        """
+        sizes = [(int(height) // self.merge, int(width) // self.merge) for *_, height, width in grids]
+        if self.timed and (grids[:, 0] != 1).any():
+            return None
+        ends = np.cumsum([height * width * self.merge**2 for height, width in sizes])
+        parts = np.split(rows, ends[:-1])
+        return tuple(
+            part.reshape(*size, self.merge**2, *rows.shape[1:]) for part, size in zip(parts, sizes, strict=True)
+        )
 
 
 def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
@@ -66,9 +122,10 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
     if "image_grid_thw" in parameters:
         yield from _grids(vision, parameters, image_size)
     elif "image_grid_hw" in parameters:
-        side = vision.side(image_size, vision.merge)
-        known = {"image_grid_hw": torch.tensor([[side, side]])}
-        yield SensedExample((side * side, vision.channels * vision.patch**2), known, side=side * vision.patch)
+        side, grid = vision.side(image_size, vision.merge), PatchGrid("image_grid_hw", vision.merge, timed=False)
+        known = {grid.name: torch.tensor([[side, side]])}
+        width = vision.channels * vision.patch**2
+        yield SensedExample((side * side, width), known, side=side * vision.patch, grid=grid)
     elif "spatial_shapes" in parameters:
         factor = _first(config, "downsample_factor", default=2)
         side = vision.side(image_size, factor)
@@ -132,20 +189,19 @@ def _with_places(side: int, width: int, pixels: int) -> SensedExample:
 
 def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:
     """Return images in patches, one a row, in the order of the processor."""
-    side = vision.side(image_size, vision.merge)
-    known = {"image_grid_thw": torch.tensor([[1, side, side]])}
-    if "image_merge_sizes" in parameters:
-        known["image_merge_sizes"] = torch.tensor([vision.merge])
+    side, merge_name = vision.side(image_size, vision.merge), "image_merge_sizes"
+    grid = PatchGrid(
+        "image_grid_thw", vision.merge, timed=True, merge_name=merge_name if merge_name in parameters else None
+    )
+    tokens = side // vision.merge
+    known = grid.known([(tokens, tokens)])
     rows, pixels, square = side * side, side * vision.patch, (vision.patch, vision.patch)
     for frames in dict.fromkeys((vision.frames, 1, 2)):
-        yield SensedExample((rows, vision.channels * frames * math.prod(square)), known, side=pixels)
-    yield SensedExample((rows, vision.channels, *square), known, side=pixels)
-    tokens, joined = (
-        side // vision.merge,
-        vision.merge * vision.patch,
-    )  # joined by the processor, channels last (Inkling 2)
-    grid = {"image_grid_thw": torch.tensor([[1, tokens, tokens]])}
-    yield SensedExample((tokens * tokens, joined, joined, vision.channels), grid, side=pixels)
+        yield SensedExample((rows, vision.channels * frames * math.prod(square)), known, side=pixels, grid=grid)
+    yield SensedExample((rows, vision.channels, *square), known, side=pixels, grid=grid)
+    joined = vision.merge * vision.patch  # by the processor, channels last (Inkling 2)
+    known = {"image_grid_thw": torch.tensor([[1, tokens, tokens]])}
+    yield SensedExample((tokens * tokens, joined, joined, vision.channels), known, side=pixels)
 
 
 @dataclass(frozen=True)
@@ -217,4 +273,4 @@ def _first(config: Any, *names: str, default: Any) -> Any:
     return default
 
 
-__all__ = ["SensedExample", "image_examples", "sound_examples", "takes_any_size"]
+__all__ = ["PatchGrid", "SensedExample", "image_examples", "sound_examples", "takes_any_size"]

@@ -5,7 +5,7 @@ In: a transformers config. Out: its `Family`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,10 +38,10 @@ class _Whisper(Senses):
         audio = config.audio_config
         return int(audio.num_mel_bins), int(audio.max_source_positions * _FRAMES_PER_POSITION)
 
-    def reference_inputs(self, config: Any, is_image: torch.Tensor, pixels: torch.Tensor) -> dict[str, Any]:
+    def reference_inputs(self, config: Any, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
         """See `Family`."""
         del config, is_image
-        return {"input_features": pixels} if len(pixels) else {}
+        return {"input_features": torch.stack(tuple(images))} if images else {}
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def family_of(
 
     Args:
         config: transformers config.
-        image_size: height and width of the images in pixels, for families that take any; None takes 448.
+        image_size: height and width of the images in pixels, for families that take any; see `feature_family`.
         task: what is to be made of it; None for whatever it is for.
         trust_remote_code: allow code that comes with the model.
 

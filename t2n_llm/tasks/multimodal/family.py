@@ -6,7 +6,7 @@ In: transformers' model and config. Out: a `Sight`, shapes and places, which gra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -96,11 +96,25 @@ class Family(Protocol):
     def rows_of(self, config: Any, frames: int) -> int:
         """Return how many rows a segment of some frames becomes."""
 
+    def rows_of_image(self, config: Any, shape: Sequence[int]) -> int:
+        """Return how many rows an image or a whole segment of some shape becomes."""
+
     def deepstack_layers(self, config: Any) -> int:
         """Return how many of the decoder's first layers have further rows of an image added to what they give."""
 
     def pixel_shape(self, config: Any) -> tuple[int, ...]:
-        """Return the shape of one image, as transformers' image processor gives it."""
+        """Return the shape of one image, as transformers' image processor gives it; of an example, where there are `free_axes`."""
+
+    @property
+    def free_axes(self) -> Mapping[int, str]:
+        """The axes of an image that may have any size, and what their sizes are called; none where images have one size."""
+
+    def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Return the images that the processor made, each as the archive takes it, where there are `free_axes`.
+
+        Raises:
+            OptionError: one is a video.
+        """
 
     def image_side(self) -> int | None:
         """Return the height and width in pixels that the encoder expects; None if it accepts any size."""
@@ -108,27 +122,28 @@ class Family(Protocol):
     def joined_axis(self) -> int:
         """Return the axis along which transformers' processor joins images, where the encoder does not stack them."""
 
-    def known(self, images: int) -> Mapping[str, torch.Tensor]:
-        """Return what the processor says of so many images beside their pixels, which the encoder has as constants."""
+    def known(self, shapes: Sequence[Sequence[int]]) -> Mapping[str, torch.Tensor]:
+        """Return what the processor says of images of these shapes beside their pixels, which the encoder knows by itself."""
 
     def sight(self, network: Any) -> Sight:
         """Return the image encoder of a network."""
 
-    def reference_inputs(self, config: Any, is_image: torch.Tensor, pixels: torch.Tensor) -> dict[str, Any]:
+    def reference_inputs(self, config: Any, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
         """Return what transformers' forward takes for a prompt, beside its ids.
 
         Args:
             config: of the model.
             is_image: bool [1, S].
-            pixels: of all its images, [N, ...].
+            images: of the prompt, each as the archive takes it.
         """
 
-    def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
+    def positions(self, config: Any, is_image: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the positions int64 [axes, 1, S] of a text's tokens, from its start.
 
         Args:
             config: of the model.
             is_image: bool [S].
+            shapes: of its images.
         """
 
 
@@ -156,6 +171,21 @@ class Senses(ABC):
         del frames
         return self.rows_per_image(config)
 
+    def rows_of_image(self, config: Any, shape: Sequence[int]) -> int:
+        """See `Family`: there is no other size."""
+        del shape
+        return self.rows_per_image(config)
+
+    @property
+    def free_axes(self) -> Mapping[int, str]:
+        """See `Family`."""
+        return {}
+
+    def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """See `Family`: there are none."""
+        del told
+        return ()
+
     def deepstack_layers(self, config: Any) -> int:
         """See `Family`."""
         del config
@@ -169,12 +199,12 @@ class Senses(ABC):
         """See `Family`."""
         return 0
 
-    def known(self, images: int) -> Mapping[str, torch.Tensor]:
+    def known(self, shapes: Sequence[Sequence[int]]) -> Mapping[str, torch.Tensor]:
         """See `Family`: nothing."""
-        del images
+        del shapes
         return {}
 
-    def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
+    def positions(self, config: Any, is_image: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """See `Family`: one after the other, as the decoder counts them itself."""
-        del config
+        del config, shapes
         return np.broadcast_to(np.arange(len(is_image), dtype=np.int64), (3, 1, len(is_image)))

@@ -7,7 +7,7 @@ positions) is known during the capture and becomes constants. In: a config. Out:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -31,6 +31,9 @@ from t2n_llm.tasks.multimodal.family import (
     Senses,
     Sight,
 )
+
+_OF_ONE_SIZE = frozenset({"qwen2_5_omni", "qwen2_5_omni_thinker", "qwen2_5_vl"})
+"""Types whose encoders cannot be captured for grids of any size: they sort patches into windows."""
 
 _FUNCTIONS = {IMAGES.task: "get_image_features", SOUND.task: "get_audio_features"}
 _TOKEN_FIELDS = {
@@ -103,46 +106,66 @@ class FeatureFamily(Senses):
         """See `Family`."""
         return self.example.axis
 
-    def known(self, images: int) -> Mapping[str, torch.Tensor]:
+    def rows_of_image(self, config: Any, shape: Sequence[int]) -> int:
         """See `Family`."""
-        return {name: torch.cat([value] * images) for name, value in self.example.known.items()}
+        return shape[0] * shape[1] if self.example.is_free else super().rows_of_image(config, shape)
+
+    @property
+    def free_axes(self) -> Mapping[int, str]:
+        """See `Family`."""
+        return {0: "H", 1: "W"} if self.example.is_free else {}
+
+    def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """See `Family`."""
+        grid = self.example.grid
+        rows = told[self.medium.input_name].astype(np.float32)
+        found = None if grid is None else grid.split(rows, told[grid.name])
+        if found is None:
+            raise OptionError("the model's processor makes a video.", "Use images: video is not supported.")
+        return found
+
+    def known(self, shapes: Sequence[Sequence[int]]) -> Mapping[str, torch.Tensor]:
+        """See `Family`."""
+        if self.example.is_free and self.example.grid is not None:
+            return self.example.grid.known(shapes)
+        return {name: torch.cat([value] * len(shapes)) for name, value in self.example.known.items()}
 
     def sight(self, network: Any) -> Sight:
         """See `Family`."""
         return _sight(self.medium, network, self.example)
 
-    def reference_inputs(self, config: Any, is_image: torch.Tensor, pixels: torch.Tensor) -> dict[str, Any]:
+    def reference_inputs(self, config: Any, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
         """See `Family`."""
         del config
         taken = inspect.signature(self.network.forward).parameters
         types = {TOKEN_TYPES: is_image.long(), MODALITY_TYPES: is_image.int()}
         given: dict[str, Any] = {name: value for name, value in types.items() if name in taken}
-        if not len(pixels):
+        if not images:
             return {name: value for name, value in given.items() if name == TOKEN_TYPES}
-        joined = pixels if self.stacks_images else torch.cat(list(pixels), dim=self.example.axis)
+        rows = [image.flatten(0, 2) for image in images] if self.example.is_free else images
+        joined = torch.stack(tuple(rows)) if self.stacks_images else torch.cat(tuple(rows), dim=self.example.axis)
         return {
             **given,
             self.medium.input_name: joined[None] if self.example.nested else joined,
-            **self.known(len(pixels)),
+            **self.known([image.shape for image in images]),
         }
 
-    def positions(self, config: Any, is_image: np.ndarray) -> np.ndarray:
+    def positions(self, config: Any, is_image: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """See `Family`; the model's own code says them, for the tokens of a prompt and for as many after it."""
         if self.decoder_input != POSITIONS:
-            return super().positions(config, is_image)
-        images = int(is_image.sum()) // self.rows
-        if not images:
+            return super().positions(config, is_image, shapes)
+        if not is_image.any():
             return self._counted(len(is_image), 0)
         end = min(int(np.flatnonzero(is_image)[-1]) + 2, len(is_image))  # with the token that ends the last image
-        found = self._indexed(torch.from_numpy(is_image[None, :end]), images)
+        found = self._indexed(torch.from_numpy(is_image[None, :end]), shapes)
         return np.concatenate([found, self._counted(len(is_image) - end, int(found.max()) + 1)], axis=2)
 
     @cached_property
     def position_axes(self) -> int:
         """See `Family`."""
-        return len(self._indexed(torch.ones((1, self.rows), dtype=torch.bool), 1))
+        return len(self._indexed(torch.ones((1, self.rows), dtype=torch.bool), [self.example.pixels]))
 
-    def _indexed(self, is_image: torch.Tensor, images: int) -> np.ndarray:
+    def _indexed(self, is_image: torch.Tensor, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the positions of a prompt, as the model's own code finds them."""
         config = self.network.config
         token = _token_of(self.medium, config)
@@ -154,7 +177,7 @@ class FeatureFamily(Senses):
             "input_ids": ids,
             "attention_mask": torch.ones_like(is_image, dtype=torch.int64),
             MODALITY_TYPES: is_image.int(),
-            **self.known(images),
+            **self.known(shapes),
         }
         index = self.network.base_model.get_rope_index
         taken = inspect.signature(index).parameters
@@ -180,6 +203,9 @@ def start_token_id(medium: Medium, config: Any) -> int | None:
 
 def _sight(medium: Medium, network: Any, example: SensedExample) -> Sight:
     def look(pixels: torch.Tensor, known: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if example.is_free and example.grid is not None:
+            known = example.grid.known([pixels.shape], pixels.device)
+            pixels = pixels.flatten(0, 2)
         with _EveryImageIsReal(pixels):
             given = {medium.input_name: pixels[None] if example.nested else pixels, **known}
             found = _features_of(medium, network)(**given, return_dict=True)
@@ -225,7 +251,8 @@ def feature_family(
     Args:
         medium: images or sound.
         config: transformers config.
-        image_size: height and width of the images in pixels, for models that take any; None takes the model's own, or 448.
+        image_size: height and width of the images in pixels, for models that take any; None leaves it open where images
+            are grids of patches (but see `_OF_ONE_SIZE`), and else takes the model's own, or 448.
         trust_remote_code: allow code that comes with the model.
 
     Raises:
@@ -270,6 +297,8 @@ def _family_of(medium: Medium, key: _Key, image_size: int | None, trust_remote_c
             continue
         stacks = not example.known and len(example.pixels) == 4 and found[0].ndim == 3
         rows = found[0].flatten(0, -2).shape[0]
+        if image_size is None and config.model_type not in _OF_ONE_SIZE:
+            example = example.freed()
         return FeatureFamily(medium, network, example, rows, len(found) - 1, stacks)
     tried = "; ".join(map(str, refusals))
     raise UnknownArchitectureError(

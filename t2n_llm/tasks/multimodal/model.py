@@ -251,7 +251,10 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
         buffers={**buffers, **sight.buffers},
         inputs=sensed,
         output_names=(medium.output_name, *rows),
-        dynamic_axes={name: {0: "N"} for name in sensed} if family.stacks_images else {},
+        dynamic_axes={
+            medium.input_name: {len(stack) + axis: name for axis, name in family.free_axes.items()},
+            **({name: {0: "N"} for name in sensed} if stack else {}),
+        },
     )
     grown = {state.input_name: state.dynamic_axes(batched=False) for state in states if state.grows}
     decoder = replace(

@@ -17,25 +17,28 @@ from t2n_llm.tasks.multimodal.family import Family
 _MASK, _PLACES = "pixel_attention_mask", "image_position_ids"
 
 
-def items_of(made: Mapping[str, Any], family: Family, config: Any) -> np.ndarray:
-    """Return the images or segments of a prompt, f32 [N, *`Family.pixel_shape`].
+def items_of(made: Mapping[str, Any], family: Family, config: Any) -> tuple[np.ndarray, ...]:
+    """Return the images or segments of a prompt, f32, each as the archive takes it (`Family.pixel_shape`).
 
     Args:
         made: by the processor.
-        family: of the model, made for one size of images.
+        family: of the model.
         config: of the model.
 
     Raises:
-        OptionError: the processor makes images of another size.
+        OptionError: the processor makes images of another size, or videos.
     """
     name, shape = family.medium.input_name, family.pixel_shape(config)
     if made.get(name) is None:
-        return np.zeros((0, *shape), np.float32)
-    told = _without_padding({key: np.asarray(made[key]) for key in (name, *family.known(1)) if key in made}, name)
+        return ()
+    told = {key: np.asarray(made[key]) for key in (name, *family.known([shape])) if key in made}
+    if family.free_axes:
+        return family.split(told)
+    told = _without_padding(told, name)
     items = _split(told[name].astype(np.float32), shape, family)
-    if items is None or not _is_of_size(told, family, len(items)):
+    if items is None or not _is_of_size(told, family, [shape] * len(items)):
         raise _other_size(told[name].shape, _kept_side(told, name, shape, family), shape, family)
-    return items
+    return tuple(items)
 
 
 def _without_padding(told: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
@@ -70,9 +73,9 @@ def _others(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _is_of_size(told: Mapping[str, np.ndarray], family: Family, count: int) -> bool:
+def _is_of_size(told: Mapping[str, np.ndarray], family: Family, shapes: Sequence[Sequence[int]]) -> bool:
     """Say whether the processor says of images what is a constant in the archive."""
-    wanted = family.known(count)
+    wanted = family.known(shapes)
     return all(np.array_equal(told[name], np.asarray(wanted[name])) for name in wanted if name in told)
 
 

@@ -27,12 +27,12 @@ class SensedPrompt:
 
     Attributes:
         ids: its tokens, an image's as often as it has rows.
-        pixels: f32, of its images one after the other.
+        images: f32, each as the archive takes it.
         frames: of its segments, where `Family.masked`.
     """
 
     ids: tuple[int, ...]
-    pixels: np.ndarray
+    images: tuple[np.ndarray, ...]
     frames: tuple[int, ...] = ()
 
 
@@ -112,11 +112,11 @@ class PromptProcessor:
                 f"Write one {kind_of(self.family)} token in the prompt for each file, or omit --raw.",
             ) from error
         ids = tuple(int(token) for token in np.asarray(made["input_ids"]).reshape(-1))
-        pixels = items_of(made, self.family, self.config)
+        items = items_of(made, self.family, self.config)
         mask = made.get(FRAME_MASK) if self.family.masked else None
         frames = () if mask is None else tuple(int(count) for count in np.asarray(mask).sum(axis=1))
-        self._check_rows(ids, pixels, frames)
-        return SensedPrompt(ids, pixels, frames)
+        self._check_rows(ids, items, frames)
+        return SensedPrompt(ids, items, frames)
 
     def _seen(self, files: Sequence[Path | bytes]) -> dict[str, Any]:
         if not files:
@@ -133,7 +133,7 @@ class PromptProcessor:
         extractor = self.processor.feature_extractor
         rate, most = int(extractor.sampling_rate), getattr(extractor, "n_samples", None)
         waveforms = [read_waveform(file, rate) for file in files]
-        whole = bool(self.family.known(1))
+        whole = bool(self.family.known([self.family.pixel_shape(self.config)]))
         for file, waveform in zip(files, waveforms, strict=True):
             if most is not None and len(waveform) > most and (whole or self.family.masked):
                 name = "audio" if isinstance(file, bytes) else file
@@ -145,7 +145,7 @@ class PromptProcessor:
             waveforms = [np.pad(waveform, (0, most - len(waveform))) for waveform in waveforms]
         return {"audio": waveforms, "sampling_rate": rate}
 
-    def _check_rows(self, ids: Sequence[int], pixels: np.ndarray, frames: Sequence[int]) -> None:
+    def _check_rows(self, ids: Sequence[int], images: Sequence[np.ndarray], frames: Sequence[int]) -> None:
         """Refuse a prompt whose tokens are not as many as the rows of its images.
 
         Raises:
@@ -153,14 +153,28 @@ class PromptProcessor:
         """
         family = self.family
         tokens = ids.count(family.image_token_id(self.config))
-        each = family.rows_per_image(self.config)
-        rows = sum(family.rows_of(self.config, count) for count in frames) if frames else len(pixels) * each
-        if tokens != rows:
+        each = row_counts(family, self.config, images, frames)
+        if tokens != sum(each):
             raise OptionError(
-                f"the prompt has {tokens} {kind_of(self.family)} tokens, but the files become {rows} rows "
-                f"({len(pixels)} x {each}).",
+                f"the prompt has {tokens} {kind_of(self.family)} tokens, but the files become {sum(each)} rows "
+                f"({' + '.join(map(str, each)) or 'there is none'}).",
                 f"Write one {kind_of(self.family)} token in the prompt for each file, or omit --raw.",
             )
+
+
+def row_counts(
+    family: Family, config: Any, images: Sequence[np.ndarray], frames: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Return how many rows each image or segment becomes.
+
+    Args:
+        family, config: of the model.
+        images: as the archive takes them.
+        frames: of the segments before their ends, where `Family.masked`.
+    """
+    if frames:
+        return tuple(family.rows_of(config, count) for count in frames)
+    return tuple(family.rows_of_image(config, image.shape) for image in images)
 
 
 def kind_of(family: Family) -> str:
@@ -168,4 +182,4 @@ def kind_of(family: Family) -> str:
     return "audio" if family.medium is SOUND else "image"
 
 
-__all__ = ["PromptProcessor", "SensedPrompt", "kind_of"]
+__all__ = ["PromptProcessor", "SensedPrompt", "kind_of", "row_counts"]

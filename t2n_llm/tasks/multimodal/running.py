@@ -36,32 +36,33 @@ class Pipeline:
         self._states = states
         self.engine_name, self.engine_version = parts[EMBED].engine_name, parts[EMBED].engine_version
 
-    def begin(self, ids: Sequence[int], pixels: np.ndarray, frames: Sequence[int] = ()) -> SensedText:
+    def begin(self, ids: Sequence[int], images: Sequence[np.ndarray], frames: Sequence[int] = ()) -> SensedText:
         """Run the encoder on all images, and return a text that starts with the prompt. The decoder has not run yet.
 
         Args:
             ids: of the prompt; each image has its rows' worth of image tokens.
-            pixels, frames: see `look`.
+            images, frames: see `look`.
         """
         decode = self._turns({}, [state.at_start(1) for state in self._states])
         text = SensedText(self._parts[EMBED], decode, self._family, self._config)
-        text.expect(ids, self.look(pixels, frames))
+        text.expect(ids, self.look(images, frames), [image.shape for image in images])
         return text
 
-    def look(self, pixels: np.ndarray, frames: Sequence[int] = ()) -> list[np.ndarray]:
+    def look(self, images: Sequence[np.ndarray], frames: Sequence[int] = ()) -> list[np.ndarray]:
         """Run the encoder on all images and return their rows [rows, D]: for the embeddings and for each deepstack layer.
 
         Args:
-            pixels: f32, of the images one after the other; without images there are no rows.
+            images: f32, one after the other; without images there are no rows.
             frames: how many frames of each segment are before the end of its recording; nothing for images.
         """
         encoder = self._parts[self._family.medium.role]
         if frames:
-            (answer,) = encoder.answer([pixels, frame_mask(frames, pixels.shape[-1])])
+            segments = np.stack(tuple(images))
+            (answer,) = encoder.answer([segments, frame_mask(frames, segments.shape[-1])])
             used = [self._family.rows_of(self._config, count) for count in frames]
             return [np.concatenate([rows[:count] for rows, count in zip(answer, used, strict=True)])]
-        questions = [pixels] if self._family.stacks_images else list(pixels)
-        seen = [encoder.answer([question]) for question in questions if len(question)]
+        questions = [np.stack(tuple(images))] if images and self._family.stacks_images else images
+        seen = [encoder.answer([question]) for question in questions]
         return [
             np.concatenate([rows.reshape(-1, rows.shape[-1]) for rows in tables]) for tables in zip(*seen, strict=True)
         ]
@@ -83,15 +84,16 @@ class SensedText:
         self._deepstack = family.deepstack_layers(config)
         self._past = 0
 
-    def expect(self, ids: Sequence[int], rows: Sequence[np.ndarray]) -> None:
+    def expect(self, ids: Sequence[int], rows: Sequence[np.ndarray], shapes: Sequence[Sequence[int]]) -> None:
         """Say how the text goes on, before `run` reads it.
 
         Args:
             ids: from the start of the text; in what follows them, the image token is a token like others.
             rows: see `Pipeline.look`; of the images after the tokens that have been read.
+            shapes: of all images from the start of the text.
         """
         self._is_image = np.array(ids, np.int64) == self._family.image_token_id(self._config)
-        self._positions = self._family.positions(self._config, self._is_image)
+        self._positions = self._family.positions(self._config, self._is_image, shapes)
         self._rows, self._seen = rows, 0
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

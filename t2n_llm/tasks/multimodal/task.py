@@ -28,11 +28,15 @@ from t2n_llm.tasks.protocol import CheckSubject, ReferenceAnswers, Task
 
 _POSITIONS = (
     "int64 [3, 1, S], time, row, column: text positions count on in all three; an image that starts at p has "
-    "p, p + row, p + column, and the text after it continues at p + side (side = sqrt(rows_per_image))"
+    "p, p + row, p + column, and the text after it continues at p + the larger of its rows and columns"
 )
 _DEEPSTACK = (
     "row i of all images' deepstack_embeds_n is placed at the i-th image_token_id of the decoder's "
     "deepstack_embeds_n [1, S, D], which is zero elsewhere and in calls without images"
+)
+_GRID = (
+    "one image: the rows that the model's processor makes of it, reshaped; its grid of patches is 1, H*m, W*m where m*m is the "
+    "third size, and it becomes H*W rows"
 )
 _FRAME_MASK = (
     "int64 [N, frames]: 1 before the end of a recording, 0 after it; of n frames, the first (n + 1) / 4 rows "
@@ -76,7 +80,8 @@ class MultimodalTask(Task):
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
         )
-        return (*frontend_graphs(source, options, family.medium.input_name), *parts)
+        front = () if family.free_axes else frontend_graphs(source, options, family.medium.input_name)
+        return (*front, *parts)
 
     def typical_inputs(
         self, graph: ModelGraph, tokens: Sequence[int], given: Mapping[str, torch.Tensor]
@@ -145,6 +150,12 @@ class AudioTextToText(MultimodalTask):
     name = AUDIO_TEXT_TO_TEXT
 
 
+def archive_shape(family: Family, config: Any) -> list[int | str]:
+    """Return the shape of what the encoder's archive takes; sizes that may be any are named."""
+    sizes = [family.free_axes.get(axis, size) for axis, size in enumerate(family.pixel_shape(config))]
+    return [*(["N"] if family.stacks_images else []), *sizes]
+
+
 def connection(config: Any, family: Family) -> dict[str, Any]:
     """Return what `export.json` says of how the archives connect.
 
@@ -152,15 +163,14 @@ def connection(config: Any, family: Family) -> dict[str, Any]:
         config: transformers config.
         family: of the config.
     """
-    stack = ["N"] if family.stacks_images else []
     medium, further = family.medium, family.decoder_input
     return {
         "order": [EMBED, medium.role, DECODER],
         medium.token_field: family.image_token_id(config),
-        f"rows_per_{medium.noun}": family.rows_per_image(config),
+        f"rows_per_{medium.noun}": None if family.free_axes else family.rows_per_image(config),
         medium.input_name: {
-            "shape": [*stack, *family.pixel_shape(config)],
-            f"{medium.noun}s": "output of the model's processor, in order",
+            "shape": archive_shape(family, config),
+            f"{medium.noun}s": _GRID if family.free_axes else "output of the model's processor, in order",
         },
         "scatter": f"row i of all {medium.output_name} replaces inputs_embeds at the i-th {medium.token_field}",
         "deepstack": _DEEPSTACK if family.deepstack_layers(config) else None,

@@ -187,6 +187,13 @@ REFUSALS = {
         "Pass and return tensors",
         lambda self, x: SimpleNamespace(x=x).x,
     ),
+    "an example of which nothing is left": Refusal(
+        lambda self, x: x[:, 5:].roll(7, 1),
+        "nothing is left of an axis in the example",
+        "a larger example",
+        lambda self, x: x[:, 5:].roll(7, 1),
+        (torch.randn(2, 9, 3),),
+    ),
     "a module that fails": Refusal(
         lambda self, x: x @ torch.zeros(5, 7),
         "the module fails in PyTorch on the example inputs: RuntimeError",

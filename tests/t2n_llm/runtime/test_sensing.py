@@ -22,6 +22,8 @@ from t2n_llm.runtime.sensing import SensingModel
 from t2n_llm.tasks.media.sensed import read_image
 from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.tasks.multimodal.families import family_of
+from t2n_llm.tasks.multimodal.processed import items_of
+from t2n_llm.tasks.multimodal.processor import row_counts
 from t2n_llm.tasks.multimodal.running import open_pipeline
 from t2n_llm.tasks.names import IMAGE_TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
@@ -83,15 +85,15 @@ def test_an_image_that_is_read_in_both_directions_is_not_cut(
 
 
 def _qwen(folder: Path) -> None:
-    """A tiny Qwen2-VL for images of 32 pixels, exported without a processor."""
+    """A tiny Qwen2-VL for images of any size, exported without a processor."""
     save_tiny_model(build_tiny_model("qwen2_vl", task=IMAGE_TEXT_TO_TEXT), folder / "source", IMAGE_TEXT_TO_TEXT)
-    options = ExportOptions.of(
-        dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT, image_size=32, require_tokenizer=False
-    )
+    options = ExportOptions.of(dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT, require_tokenizer=False)
     export_llm(folder / "source", folder / "export", options=options)
 
 
-def test_positions_need_the_config_alone(shared_folders: SharedFolders, pictures: tuple[Path, Path]) -> None:
+def test_images_of_two_sizes_are_read_by_one_archive(
+    shared_folders: SharedFolders, pictures: tuple[Path, Path]
+) -> None:
     """Qwen2-VL's own processor needs torchvision: its parts are put together here."""
     from transformers import AutoConfig, AutoModelForMultimodalLM, Qwen2VLImageProcessor
 
@@ -100,12 +102,13 @@ def test_positions_need_the_config_alone(shared_folders: SharedFolders, pictures
     config = AutoConfig.from_pretrained(folder / "export")
     family = family_of(config, graph_options_of(manifest).image_size)
     seen = Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=256, max_pixels=4096)
-    arrays = [Image.fromarray(read_image(file, (32, 32))) for file in pictures]
+    arrays = [Image.fromarray(read_image(file, None)) for file in pictures]
     made = seen(arrays, return_tensors="pt")
-    assert family.image_side() == 32
-    np.testing.assert_array_equal(made["image_grid_thw"], family.known(2)["image_grid_thw"])
-    image = [config.image_token_id] * family.rows_per_image(config)
-    ids = [20, *image, 21, *image, 22, 23]
+    images = items_of(made, family, config)
+    assert [image.shape for image in images] == [(3, 4, 4, 384), (4, 4, 4, 384)] and family.image_side() is None
+    assert manifest["multimodal"]["pixel_values"]["shape"] == ["H", "W", 4, 384]
+    first, second = ([config.image_token_id] * count for count in row_counts(family, config, images))
+    ids = [20, *first, 21, *second, 22, 23]
     model = AutoModelForMultimodalLM.from_pretrained(folder / "source", dtype=torch.float32).eval()
     given = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones((1, len(ids)), dtype=torch.int64)}
     types = torch.tensor([ids]) == config.image_token_id
@@ -118,10 +121,9 @@ def test_positions_need_the_config_alone(shared_folders: SharedFolders, pictures
         suppress_tokens=[config.image_token_id],
     )
     archives = {role: folder / "export" / part["archive"] for role, part in manifest["archives"].items()}
-    pixels = made["pixel_values"].reshape(2, *family.pixel_shape(config)).numpy()
     tokens: list[int] = []
     with open_pipeline(archives, family, config, recorded_states(manifest)) as pipeline:
-        held = HeldTokens(lambda: pipeline.begin(ids, pixels), [(0, 7)])
+        held = HeldTokens(lambda: pipeline.begin(ids, images), [(0, 7)])
         logits = held.read(ids)
         while logits is not None and len(tokens) < _NEW:
             logits[config.image_token_id] = -np.inf
@@ -197,7 +199,7 @@ def test_a_processor_of_another_size_is_refused(llava: Path, pictures: tuple[Pat
 def test_a_program_asks_about_images(llava: Path, pictures: tuple[Path, Path]) -> None:
     model = SensingModel.open(llava)
     prompt = model.prompt("w20", images=pictures, system="w30")
-    assert prompt.pixels.shape == (2, 1, 3, 64, 64) and prompt.ids.count(150) == 128
+    assert [image.shape for image in prompt.images] == [(1, 3, 64, 64)] * 2 and prompt.ids.count(150) == 128
     assert prompt.ids[:2] == (12, 30)
     with model.opened(prompt) as held:
         choice = Sampling(greedy=True).choice(model.language.settings)

@@ -259,7 +259,7 @@ def test_what_is_seen_and_in_which_order_matters(
     with open_pipeline(files, family, config, recorded_states(manifest)) as pipeline:
         (cut,) = answers_of(pipeline, both, ())
         (whole,) = answers_of(pipeline, replace(both, cut=0), ())
-        (swapped,) = answers_of(pipeline, replace(both, pixels=both.pixels[::-1].copy()), ())
+        (swapped,) = answers_of(pipeline, replace(both, images=both.images[::-1]), ())
     np.testing.assert_allclose(cut, whole, atol=1e-4)
     assert np.abs(cut - swapped).max() > 1e-2
 
@@ -410,12 +410,15 @@ def test_positions_are_those_of_transformers(name: str, checkpoint: Callable[[st
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(checkpoint(name)).model
-    family = family_of(model.config, 24)
+    free = family_of(model.config)
+    family, shapes = (free, [(2, 4), (3, 1)]) if free.free_axes else (family_of(model.config, 24), [(3, 3), (3, 3)])
     image = family.image_token_id(model.config)
-    ids = torch.tensor([[5, 6, *[image] * 9, 7, *[image] * 9, 8, 9, 10]])
+    first, second = ([image] * (rows * columns) for rows, columns in shapes)
+    ids = torch.tensor([[5, 6, *first, 7, *second, 8, 9, 10]])
     is_image = ids == image
-    expected, delta = model.get_rope_index(ids, is_image.int(), torch.tensor([[1, 6, 6]] * 2))
-    places = family.positions(model.config, is_image[0].numpy())
+    grids = torch.tensor([[1, 2 * rows, 2 * columns] for rows, columns in shapes])
+    expected, delta = model.get_rope_index(ids, is_image.int(), grids)
+    places = family.positions(model.config, is_image[0].numpy(), shapes)
     np.testing.assert_array_equal(places, expected.numpy())
     assert places.max() + 1 == ids.shape[1] + int(delta)
 

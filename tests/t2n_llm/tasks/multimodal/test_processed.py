@@ -28,9 +28,28 @@ def test_patches_of_several_images_are_told_apart() -> None:
     family = family_of(config, 48)
     made = processor(_pictures(48), return_tensors="pt")
     items = items_of(made, family, config)
-    assert items.shape == (2, 36, 384)
-    np.testing.assert_array_equal(items.reshape(72, 384), made["pixel_values"])
-    assert items_of({}, family, config).shape == (0, 36, 384)
+    assert [item.shape for item in items] == [(36, 384)] * 2
+    np.testing.assert_array_equal(np.concatenate(items), made["pixel_values"])
+    assert items_of({}, family, config) == ()
+
+
+def test_images_of_any_size_keep_their_grids() -> None:
+    from transformers import Qwen2VLImageProcessor
+
+    config = tiny_config("qwen2_vl", IMAGE_TEXT_TO_TEXT)
+    processor = Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=256, max_pixels=65536)
+    family = family_of(config)
+    pictures = [Image.new("RGB", size) for size in ((48, 96), (64, 32))]
+    made = processor(pictures, return_tensors="pt")
+    items = items_of(made, family, config)
+    assert [item.shape for item in items] == [(6, 3, 4, 384), (2, 4, 4, 384)]
+    np.testing.assert_array_equal(np.concatenate([item.reshape(-1, 384) for item in items]), made["pixel_values"])
+    known = family.known([item.shape for item in items])
+    np.testing.assert_array_equal(known["image_grid_thw"], made["image_grid_thw"])
+    assert [family.rows_of_image(config, item.shape) for item in items] == [18, 8]
+    video = {**made, "image_grid_thw": np.array([[2, 12, 3], [1, 4, 8]])}
+    with pytest.raises(OptionError, match="makes a video"):
+        items_of(video, family, config)
 
 
 def test_the_size_that_a_processor_keeps_is_named() -> None:
@@ -62,6 +81,6 @@ def test_rows_that_fill_up_an_image_are_left_out() -> None:
     kept = int(refused.value.hint.rstrip(".").split()[-1])
     made, family, config = _gemma4(kept)
     items = items_of(made, family, config)
-    rows = items.shape[2]
+    rows = items[0].shape[1]
     assert rows < made["pixel_values"].shape[1]
-    np.testing.assert_array_equal(items[:, 0], made["pixel_values"][:, :rows])
+    np.testing.assert_array_equal(np.stack(items)[:, 0], made["pixel_values"][:, :rows])
