@@ -113,8 +113,9 @@ def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ..
 
 def _resized(shape: Sequence[int], family: Family, change: int) -> tuple[int, ...]:
     """Return the shape of an image that is higher by some of its units and narrower by as many, where it may have any size."""
-    signs = dict(zip(family.free_axes, (1, -1), strict=False))
-    return tuple(max(1, size + signs.get(axis, 0) * change) for axis, size in enumerate(shape))
+    steps = zip(family.free_axes.items(), (change, -change), strict=False)
+    changed = {axis: max(size.least, shape[axis] + step * size.multiple_of) for (axis, size), step in steps}
+    return tuple(changed.get(axis, size) for axis, size in enumerate(shape))
 
 
 def run_multimodal_reference(model: Any, family: Family, prompts: Sequence[Prompt]) -> list[Answer]:

@@ -7,15 +7,15 @@ use the first one that runs. transformers names these parameters the same way in
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from generic_export.errors import OptionError
 from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE
+from t2n_llm.tasks.multimodal.any_size import FreeForm, MaskedPatches, PatchGrid, SizedPixels
 
 _ANY_SIZE = ("image_grid_thw", "image_grid_hw", "spatial_shapes", "target_sizes", "image_position_ids")
 _MOST_TILES = 12
@@ -33,7 +33,7 @@ class SensedExample:
         axis: of `pixel_values`, along which several images are joined.
         nested: whether the model has an axis before them, of texts with several images each.
         side: height and width of the image in pixels that gives these arguments; None where images of all sizes do.
-        grid: how the patches of images of any size are passed; None where that is not by a grid.
+        form: how images of any size are passed; None where that is not known.
         is_free: whether images have any size; `pixels` is an example then.
     """
 
@@ -42,59 +42,19 @@ class SensedExample:
     axis: int = 0
     nested: bool = False
     side: int | None = None
-    grid: PatchGrid | None = None
+    form: FreeForm | None = None
     is_free: bool = False
 
-    def freed(self) -> SensedExample:
-        """Return the same for images of any size; as it is where there is no grid."""
-        if self.grid is None:
-            return self
-        joined = self.grid.merge**2
-        side = math.isqrt(self.pixels[0] // joined)
-        pixels = (side, side, joined, *self.pixels[1:])
-        return replace(self, pixels=pixels, known={}, side=None, is_free=True)
-
-
-@dataclass(frozen=True)
-class PatchGrid:
-    """Images of any height and width as rows of patches: [H, W, joined patches, ...] in the archive, flat for the model.
-
-    Attributes:
-        name: the argument that says how many patches each image has in each direction.
-        merge: how many of them in each direction become one row of embeddings.
-        timed: whether their number of frames is said before.
-        merge_name: the argument that says `merge` for each image; None where there is none.
-    """
-
-    name: str
-    merge: int
-    timed: bool
-    merge_name: str | None = None
-
-    def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:
-        """Return those arguments for images of these shapes, the first two sizes of which may be symbolic."""
-        frames = [1] if self.timed else []
-        grids = [[*frames, self.merge * height, self.merge * width] for height, width, *_ in shapes]
-        known = {self.name: torch.tensor(grids, device=device)}
-        if self.merge_name is not None:
-            known[self.merge_name] = torch.tensor([self.merge] * len(shapes), device=device)
-        return known
-
-    def split(self, rows: np.ndarray, grids: np.ndarray) -> tuple[np.ndarray, ...] | None:
-        """Return one image after the other; None where one is a video.
+    def freed(self, patch: int) -> SensedExample:
+        """Return the same for images of any size; as it is where there is no form for them.
 
         Args:
-            rows: of the patches of all images, as the processor joins them.
-            grids: what it says of each.
+            patch: height and width in pixels.
         """
-        sizes = [(int(height) // self.merge, int(width) // self.merge) for *_, height, width in grids]
-        if self.timed and (grids[:, 0] != 1).any():
-            return None
-        ends = np.cumsum([height * width * self.merge**2 for height, width in sizes])
-        parts = np.split(rows, ends[:-1])
-        return tuple(
-            part.reshape(*size, self.merge**2, *rows.shape[1:]) for part, size in zip(parts, sizes, strict=True)
-        )
+        if self.form is None or self.side is None:
+            return self
+        pixels = self.form.example(self.side // patch, self.pixels)
+        return replace(self, pixels=pixels, known={}, side=None, is_free=True)
 
 
 def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
@@ -105,6 +65,11 @@ def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
         parameters: names, of `get_image_features`.
     """
     return any(name in parameters for name in _ANY_SIZE) or _is_pixtral(config)
+
+
+def patch_size(config: Any) -> int:
+    """Return the height and width of a patch in pixels."""
+    return _Vision.of(config).patch
 
 
 def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:
@@ -125,13 +90,14 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
         side, grid = vision.side(image_size, vision.merge), PatchGrid("image_grid_hw", vision.merge, timed=False)
         known = {grid.name: torch.tensor([[side, side]])}
         width = vision.channels * vision.patch**2
-        yield SensedExample((side * side, width), known, side=side * vision.patch, grid=grid)
+        yield SensedExample((side * side, width), known, side=side * vision.patch, form=grid)
     elif "spatial_shapes" in parameters:
         factor = _first(config, "downsample_factor", default=2)
         side = vision.side(image_size, factor)
         mask = torch.ones((1, side * side), dtype=torch.int64)
         known = {"spatial_shapes": torch.tensor([[side, side]]), "pixel_attention_mask": mask}
-        yield SensedExample((1, side * side, vision.channels * vision.patch**2), known, side=side * vision.patch)
+        width, form = vision.channels * vision.patch**2, MaskedPatches(factor)
+        yield SensedExample((1, side * side, width), known, side=side * vision.patch, form=form)
     elif "target_sizes" in parameters:
         side = vision.side(image_size, _COMMON_SIDE)
         shape = (1, vision.channels, vision.patch, side * side * vision.patch)
@@ -150,7 +116,9 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
         sizes = {"image_sizes": torch.tensor([[side, side]])}
         if not _is_pixtral(config):
             yield SensedExample((1, *vision.square()))
-        yield SensedExample((1, vision.channels, side, side), sizes, side=side)
+        unit = vision.patch * _first(config, "spatial_merge_size", default=1)
+        sized = SizedPixels(unit) if _is_pixtral(config) else None
+        yield SensedExample((1, vision.channels, side, side), sizes, side=side, form=sized)
         for tiles in range(2, _MOST_TILES):
             yield SensedExample((1, tiles, *vision.square()), sizes, side=side)
     else:
@@ -197,8 +165,8 @@ def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None)
     known = grid.known([(tokens, tokens)])
     rows, pixels, square = side * side, side * vision.patch, (vision.patch, vision.patch)
     for frames in dict.fromkeys((vision.frames, 1, 2)):
-        yield SensedExample((rows, vision.channels * frames * math.prod(square)), known, side=pixels, grid=grid)
-    yield SensedExample((rows, vision.channels, *square), known, side=pixels, grid=grid)
+        yield SensedExample((rows, vision.channels * frames * math.prod(square)), known, side=pixels, form=grid)
+    yield SensedExample((rows, vision.channels, *square), known, side=pixels, form=grid)
     joined = vision.merge * vision.patch  # by the processor, channels last (Inkling 2)
     known = {"image_grid_thw": torch.tensor([[1, tokens, tokens]])}
     yield SensedExample((tokens * tokens, joined, joined, vision.channels), known, side=pixels)
@@ -273,4 +241,4 @@ def _first(config: Any, *names: str, default: Any) -> Any:
     return default
 
 
-__all__ = ["PatchGrid", "SensedExample", "image_examples", "sound_examples", "takes_any_size"]
+__all__ = ["SensedExample", "image_examples", "sound_examples", "takes_any_size"]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
+from generic_export.torch_graph.request import DynamicSize
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 
 TOKEN_TYPES, POSITIONS, PER_LAYER = "token_type_ids", "position_ids", "per_layer_inputs"
@@ -106,8 +107,12 @@ class Family(Protocol):
         """Return the shape of one image, as transformers' image processor gives it; of an example, where there are `free_axes`."""
 
     @property
-    def free_axes(self) -> Mapping[int, str]:
-        """The axes of an image that may have any size, and what their sizes are called; none where images have one size."""
+    def told(self) -> str:
+        """What the archive takes as an image, in words for `export.json`."""
+
+    @property
+    def free_axes(self) -> Mapping[int, DynamicSize]:
+        """The axes of an image that may have any size; none where images have one size."""
 
     def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Return the images that the processor made, each as the archive takes it, where there are `free_axes`.
@@ -177,7 +182,12 @@ class Senses(ABC):
         return self.rows_per_image(config)
 
     @property
-    def free_axes(self) -> Mapping[int, str]:
+    def told(self) -> str:
+        """See `Family`."""
+        return "output of the model's processor, in order"
+
+    @property
+    def free_axes(self) -> Mapping[int, DynamicSize]:
         """See `Family`."""
         return {}
 

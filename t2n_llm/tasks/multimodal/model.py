@@ -252,7 +252,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
         inputs=sensed,
         output_names=(medium.output_name, *rows),
         dynamic_axes={
-            medium.input_name: {len(stack) + axis: name for axis, name in family.free_axes.items()},
+            medium.input_name: {len(stack) + axis: size for axis, size in family.free_axes.items()},
             **({name: {0: "N"} for name in sensed} if stack else {}),
         },
     )

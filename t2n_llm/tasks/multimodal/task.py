@@ -34,10 +34,6 @@ _DEEPSTACK = (
     "row i of all images' deepstack_embeds_n is placed at the i-th image_token_id of the decoder's "
     "deepstack_embeds_n [1, S, D], which is zero elsewhere and in calls without images"
 )
-_GRID = (
-    "one image: the rows that the model's processor makes of it, reshaped; its grid of patches is 1, H*m, W*m where m*m is the "
-    "third size, and it becomes H*W rows"
-)
 _FRAME_MASK = (
     "int64 [N, frames]: 1 before the end of a recording, 0 after it; of n frames, the first (n + 1) / 4 rows "
     "are used, rounded down"
@@ -152,7 +148,8 @@ class AudioTextToText(MultimodalTask):
 
 def archive_shape(family: Family, config: Any) -> list[int | str]:
     """Return the shape of what the encoder's archive takes; sizes that may be any are named."""
-    sizes = [family.free_axes.get(axis, size) for axis, size in enumerate(family.pixel_shape(config))]
+    names = {axis: size.name for axis, size in family.free_axes.items()}
+    sizes = [names.get(axis, size) for axis, size in enumerate(family.pixel_shape(config))]
     return [*(["N"] if family.stacks_images else []), *sizes]
 
 
@@ -170,7 +167,7 @@ def connection(config: Any, family: Family) -> dict[str, Any]:
         f"rows_per_{medium.noun}": None if family.free_axes else family.rows_per_image(config),
         medium.input_name: {
             "shape": archive_shape(family, config),
-            f"{medium.noun}s": _GRID if family.free_axes else "output of the model's processor, in order",
+            f"{medium.noun}s": family.told,
         },
         "scatter": f"row i of all {medium.output_name} replaces inputs_embeds at the i-th {medium.token_field}",
         "deepstack": _DEEPSTACK if family.deepstack_layers(config) else None,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from generic_export.errors import OptionError
@@ -84,3 +85,35 @@ def test_rows_that_fill_up_an_image_are_left_out() -> None:
     rows = items[0].shape[1]
     assert rows < made["pixel_values"].shape[1]
     np.testing.assert_array_equal(np.stack(items)[:, 0], made["pixel_values"][:, :rows])
+
+
+def _of_two_sizes(name: str) -> tuple[Any, Any]:
+    """Return what a processor makes of two pictures, and the config of a tiny model that reads it."""
+    import transformers
+
+    pictures = [Image.new("RGB", size, (90, 60, 30)) for size in ((48, 96), (64, 32))]
+    config = tiny_config(name, IMAGE_TEXT_TO_TEXT)
+    patch = config.vision_config.patch_size
+    if name == "mistral3":
+        unit = patch * config.spatial_merge_size
+        processor = transformers.PixtralImageProcessor(patch_size=unit, size={"longest_edge": 96})
+    else:  # LFM2-VL's own needs torchvision
+        processor = transformers.Siglip2ImageProcessor(patch_size=patch, max_num_patches=64)
+    return processor(pictures, return_tensors="pt"), config
+
+
+@pytest.mark.parametrize("name", ["lfm2_vl", "mistral3"])
+def test_what_fills_up_smaller_images_is_left_out(name: str) -> None:
+    made, config = _of_two_sizes(name)
+    family = family_of(config)
+    first, second = items_of(made, family, config)
+    sizes = [[image.shape[axis] for axis in family.free_axes] for image in (first, second)]
+    assert (
+        first.size < np.asarray(made["pixel_values"][0]).size or second.size < np.asarray(made["pixel_values"][1]).size
+    )
+    told = made["image_sizes"] if name == "mistral3" else made["spatial_shapes"]
+    np.testing.assert_array_equal(sizes, np.asarray(told))
+    images = [torch.from_numpy(image) for image in (first, second)]
+    again = family.reference_inputs(config, torch.ones((1, 1), dtype=torch.bool), images)
+    for key, value in again.items():
+        np.testing.assert_array_equal(value, made[key][tuple(slice(size) for size in value.shape)])
