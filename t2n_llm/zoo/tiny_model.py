@@ -110,6 +110,7 @@ def _settled(config: Any, class_name: str, seed: int) -> Any:
         config.decoder_start_token_id = _FIRST_TOKEN  # as every checkpoint has it, also where the class does not
     model = from_config(class_name, config, dtype=torch.float32, attn_implementation="eager")
     _unsettle(model)
+    _pad_as_loaded(model)
     _choose_experts(model)
     _mask_some_layers(model)
     _begin_somewhere(model)
@@ -126,6 +127,14 @@ def _unsettle(model: Any) -> None:
         for tensor in [*model.parameters(), *(buffer for buffer in model.buffers() if id(buffer) in stored)]:
             if tensor.is_floating_point() and tensor.numel():
                 tensor.add_(torch.randn_like(tensor) * _SPREAD * _neutral(tensor))
+
+
+def _pad_as_loaded(model: Any) -> None:
+    """Set the padding token's row of Funnel's embedding to 0: transformers does so to every checkpoint that it loads."""
+    for module in model.modules():
+        if type(module).__name__ == "FunnelEmbeddings":
+            with torch.no_grad():
+                module.word_embeddings.weight[module.word_embeddings.padding_idx].zero_()
 
 
 def _choose_experts(model: Any) -> None:

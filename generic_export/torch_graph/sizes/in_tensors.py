@@ -349,15 +349,19 @@ def _is_size(value: Any) -> bool:
 
 
 def stepped(*bounds: Size, **options: Any) -> torch.Tensor:
-    """`torch.arange`, but with steps that are no whole numbers up to a size: how many there are is a size too."""
+    """`torch.arange`, but with steps that are floats from or to a size: how many there are is a size too."""
     bounds = tuple(map(_as_size, bounds))
     start, end, step = _bounds(*bounds, **{name: options[name] for name in ("start", "end", "step") if name in options})
     sized = any(isinstance(each, torch.SymInt | torch.SymFloat) for each in (start, end))
-    stepping = isinstance(step, float) and step > 0 and not step.is_integer()
-    if not sized or not stepping or options.get("out") is not None:
+    if not sized or not isinstance(step, float) or options.get("out") is not None:
         return torch.arange(*bounds, **options)
-    places = torch.arange(math.ceil((end - start) / step), device=options.get("device")).double() * step + start
-    return places.to(options.get("dtype") or torch.get_default_dtype())
+    device, dtype = options.get("device"), options.get("dtype") or torch.get_default_dtype()
+    if step.is_integer() and all(isinstance(each, int | torch.SymInt) for each in (start, end)):
+        return torch.arange(start, end, int(step), device=device).to(dtype)
+    if step < 0 or step.is_integer():
+        return torch.arange(*bounds, **options)
+    places = torch.arange(math.ceil((end - start) / step), device=device).double() * step + start
+    return places.to(dtype)
 
 
 def _bounds(*given: Size, start: Size = 0, end: Size = 0, step: Size = 1) -> tuple[Size, Size, Size]:

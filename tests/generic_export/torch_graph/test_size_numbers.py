@@ -57,7 +57,8 @@ def test_a_shape_as_a_tensor() -> None:
 def test_steps_that_are_no_whole_numbers() -> None:
     def places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         every = torch.arange(0, x.shape[1], 1.25)
-        return x[:, every.long()], torch.arange(1, x.shape[1], step=0.3, dtype=torch.float64), every
+        down = torch.arange(x.shape[1], -x.shape[1], -1.0)  # XLNet's distances
+        return x[:, every.long()], torch.arange(1, x.shape[1], step=0.3, dtype=torch.float64), every, down
 
     sizes = [(torch.randn(batch, length),) for batch, length in ((2, 40), (1, 3), (3, 31))]
     check(places, *sizes, dynamic_axes={"input_0": {0: "B", 1: "T"}})
