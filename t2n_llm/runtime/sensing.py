@@ -273,8 +273,7 @@ def _require_same(folder: Path, recorded: Mapping[str, Any], family: Family, con
     medium = family.medium
     shape = archive_shape(family, config)
     said = recorded.get(medium.input_name, {}).get("shape")
-    rows = None if family.free_axes else family.rows_per_image(config)
-    if said != shape or recorded.get(f"rows_per_{medium.noun}") != rows:
+    if said != shape or recorded.get(f"rows_per_{medium.noun}") != family.row_count(config):
         raise ArchiveError(
             f"{folder}: its archive takes {medium.input_name} of shape {said}; with this transformers release the model "
             f"takes {shape}.",

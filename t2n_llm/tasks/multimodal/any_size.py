@@ -21,7 +21,11 @@ class FreeForm(Protocol):
     """How images of any height and width are passed: one in the archive, and the same for the model."""
 
     told: ClassVar[str]
-    """What the archive takes, and how many rows that becomes."""
+    """What the archive takes."""
+
+    @property
+    def row_count(self) -> str:
+        """How many rows of embeddings an image becomes, as a formula of the names of its sizes."""
 
     @property
     def axes(self) -> Mapping[int, DynamicSize]:
@@ -63,14 +67,18 @@ class PatchGrid:
     """
 
     told: ClassVar[str] = (
-        "one image: the rows that the model's processor makes of it, reshaped. m*m is the third size; its grid of H*m x W*m "
-        "patches becomes H*W rows"
+        "one image: the rows that the model's processor makes of its H*m x W*m patches, reshaped. The third size is m*m"
     )
 
     name: str
     merge: int
     timed: bool
     merge_name: str | None = None
+
+    @property
+    def row_count(self) -> str:
+        """See `FreeForm`."""
+        return "H*W"
 
     @property
     def axes(self) -> Mapping[int, DynamicSize]:
@@ -122,11 +130,15 @@ class MaskedPatches:
     """
 
     told: ClassVar[str] = (
-        "one image: the rows that the model's processor makes of its H x W patches, reshaped. Patches that are joined become "
-        "one row"
+        "one image: the rows that the model's processor makes of its H x W patches, reshaped, without those that fill it up"
     )
 
     merge: int
+
+    @property
+    def row_count(self) -> str:
+        """See `FreeForm`."""
+        return f"H*W/{self.merge**2}"
 
     @property
     def axes(self) -> Mapping[int, DynamicSize]:
@@ -172,11 +184,15 @@ class SizedPixels:
     """
 
     told: ClassVar[str] = (
-        "one image as the model's processor makes it, without what fills it up to the size of larger ones. Patches that are "
-        "joined become one row"
+        "one image as the model's processor makes it, without what fills it up to the size of larger ones"
     )
 
     unit: int
+
+    @property
+    def row_count(self) -> str:
+        """See `FreeForm`."""
+        return f"(H/{self.unit})*(W/{self.unit})"
 
     @property
     def axes(self) -> Mapping[int, DynamicSize]:

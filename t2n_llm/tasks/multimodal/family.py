@@ -94,6 +94,9 @@ class Family(Protocol):
     def rows_per_image(self, config: Any) -> int:
         """Return how many rows an image becomes, at most."""
 
+    def row_count(self, config: Any) -> int | str:
+        """Return how many rows an image becomes; a formula of its sizes, where there are `free_axes`."""
+
     def rows_of(self, config: Any, frames: int) -> int:
         """Return how many rows a segment of some frames becomes."""
 
@@ -170,6 +173,10 @@ class Senses(ABC):
     @abstractmethod
     def rows_per_image(self, config: Any) -> int:
         """See `Family`."""
+
+    def row_count(self, config: Any) -> int | str:
+        """See `Family`."""
+        return self.rows_per_image(config)
 
     def rows_of(self, config: Any, frames: int) -> int:
         """See `Family`: there is no other size."""

@@ -108,6 +108,10 @@ class FeatureFamily(Senses):
         """See `Family`."""
         return self.example.axis
 
+    def row_count(self, config: Any) -> int | str:
+        """See `Family`."""
+        return super().row_count(config) if self._free_form is None else self._free_form.row_count
+
     def rows_of_image(self, config: Any, shape: Sequence[int]) -> int:
         """See `Family`."""
         form = self._free_form

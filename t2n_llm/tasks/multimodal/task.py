@@ -164,7 +164,7 @@ def connection(config: Any, family: Family) -> dict[str, Any]:
     return {
         "order": [EMBED, medium.role, DECODER],
         medium.token_field: family.image_token_id(config),
-        f"rows_per_{medium.noun}": None if family.free_axes else family.rows_per_image(config),
+        f"rows_per_{medium.noun}": family.row_count(config),
         medium.input_name: {
             "shape": archive_shape(family, config),
             f"{medium.noun}s": family.told,

@@ -107,6 +107,7 @@ def test_images_of_two_sizes_are_read_by_one_archive(
     images = items_of(made, family, config)
     assert [image.shape for image in images] == [(3, 4, 4, 384), (4, 4, 4, 384)] and family.image_side() is None
     assert manifest["multimodal"]["pixel_values"]["shape"] == ["H", "W", 4, 384]
+    assert manifest["multimodal"]["rows_per_image"] == "H*W"
     first, second = ([config.image_token_id] * count for count in row_counts(family, config, images))
     ids = [20, *first, 21, *second, 22, 23]
     model = AutoModelForMultimodalLM.from_pretrained(folder / "source", dtype=torch.float32).eval()

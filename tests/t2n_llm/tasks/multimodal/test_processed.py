@@ -113,6 +113,9 @@ def test_what_fills_up_smaller_images_is_left_out(name: str) -> None:
     )
     told = made["image_sizes"] if name == "mistral3" else made["spatial_shapes"]
     np.testing.assert_array_equal(sizes, np.asarray(told))
+    for image, (height, width) in zip((first, second), sizes, strict=True):
+        rows = eval(str(family.row_count(config)), {"H": height, "W": width})
+        assert int(rows) == family.rows_of_image(config, image.shape)
     images = [torch.from_numpy(image) for image in (first, second)]
     again = family.reference_inputs(config, torch.ones((1, 1), dtype=torch.bool), images)
     for key, value in again.items():
