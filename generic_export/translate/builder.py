@@ -105,7 +105,7 @@ class NnefBuilder(NnefEmitter):
         return filled if isinstance(value, sympy.Expr) else replace(filled, constant=value)
 
     def opaque(self, value: Value, lowest: Dim) -> Value:
-        """Return an integer of which tract does not see how it follows from sizes.
+        """Return an integer tensor whose dependence on sizes is hidden from tract.
 
         tract (optim/uniform_mask.rs) cuts `select`, `and` and `mul` in regions where a comparison is constant, and gets them wrong:
         with branches of size 1 the regions have size 1, with two axes the cut depends on the other axis. Of quotients and

@@ -163,7 +163,7 @@ class SizeTable(_Computes):
         """Compute with the sizes themselves where that is arithmetic; with a tensor of them otherwise."""
         kwargs = kwargs or {}
         own = _OF_TABLES.get(getattr(func, "__name__", ""))
-        found = own(*args, **kwargs) if own is not None and isinstance(args[0], SizeTable) else NotImplemented
+        found = own(*args, **kwargs) if own is not None and args and isinstance(args[0], SizeTable) else NotImplemented
         if found is not NotImplemented:
             return found
         return func(*map(tensor_of, args), **{name: tensor_of(value) for name, value in kwargs.items()})
@@ -206,12 +206,12 @@ class SizeTable(_Computes):
         return found
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """The same, as another type of whole numbers; a tensor of it otherwise."""
-        dtype = next((each for each in args if isinstance(each, torch.dtype)), self.dtype)
-        elsewhere = kwargs or not all(isinstance(each, torch.device | torch.dtype | str) for each in args)
-        return (
-            tensor_of(self).to(*args, **kwargs) if elsewhere or dtype not in _WHOLE else self.like(self.values, dtype)
-        )
+        """The same on another device, or as another integer type; a tensor of it otherwise."""
+        dtype = next((each for each in args if isinstance(each, torch.dtype)), kwargs.get("dtype") or self.dtype)
+        device = next((each for each in args if isinstance(each, torch.device | str)), kwargs.get("device"))
+        if dtype not in _WHOLE or any(isinstance(each, torch.Tensor) for each in args):
+            return tensor_of(self).to(*args, **kwargs)
+        return SizeTable(self.values, dtype, device or self.device)
 
 
 _WHOLE = (torch.int64, torch.int32)
@@ -239,19 +239,21 @@ for _name in ("add", "sub", "mul", "floordiv"):
 
 
 def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what adds or multiplies along an axis, as PyTorch does: the result is int64, if nothing else is asked for."""
+    """Return a reduction of a table along one axis; as in PyTorch, the result is int64 unless `dtype` says otherwise."""
 
-    def apply(table: SizeTable, dim: int | None = None, dtype: torch.dtype = torch.int64) -> Any:
-        return table.like(function(table.values, axis=dim), dtype) if dtype in _WHOLE else NotImplemented
+    def apply(table: SizeTable, dim: int | None = None, dtype: torch.dtype = torch.int64, **options: Any) -> Any:
+        if options or dtype not in _WHOLE or not isinstance(dim, int | None):
+            return NotImplemented
+        return table.like(function(table.values, axis=dim), dtype)
 
     return apply
 
 
-def _repeated(table: SizeTable, repeats: Any, dim: int | None = None) -> Any:
+def _repeated(table: SizeTable, repeats: Any, dim: int | None = None, **options: Any) -> Any:
     """`torch.repeat_interleave` of a table of rank 1: a table again, or a tensor whose length is a size."""
     counts = repeats.tolist() if isinstance(repeats, SizeTable | torch.Tensor) else _as_size(repeats)
     counts = counts if isinstance(counts, list) else [counts] * len(table)
-    if table.values.ndim != 1 or len(counts) != len(table) or dim not in (None, 0):
+    if options or table.values.ndim != 1 or len(counts) != len(table) or dim not in (None, 0):
         return NotImplemented
     if all(isinstance(count, int) for count in counts):
         return table.like(np.repeat(table.values, counts))
@@ -280,10 +282,10 @@ def tensor_of(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(tensor_of, value))
     if isinstance(value, SizeTable):
-        single = [torch.full((), each, dtype=value.dtype) for each in value.values.flat]
-        return (
-            torch.stack(single).reshape(value.values.shape) if single else torch.zeros(value.shape, dtype=value.dtype)
-        )
+        dtype, device = value.dtype, value.device
+        single = [torch.full((), each, dtype=dtype, device=device) for each in value.values.flat]
+        whole = torch.stack(single) if single else torch.zeros(0, dtype=dtype, device=device)
+        return whole.reshape(value.shape)
     if not isinstance(value, SizeNumber):
         return value
     if isinstance(value.value, torch.SymBool):
@@ -329,7 +331,7 @@ def padded(input: Any, pad: Sequence[Any], mode: str = "constant", value: Any = 
 
 
 def sizes_or_none(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> SizeTable | None:
-    """Return what stands for a list of sizes, or of such lists, some of which are symbolic; None for anything else."""
+    """Return the table of a list of sizes, or of nested lists of them; None if none is symbolic, or for other data."""
     leaves = list(_leaves(data)) if isinstance(data, list | tuple) and dtype in (None, *_WHOLE) else []
     if not any(isinstance(each, torch.SymInt) for each in leaves) or not all(map(_is_size, leaves)):
         return None

@@ -1,4 +1,4 @@
-"""Images of any height and width: one at a time in the archive, which knows the size from the shape.
+"""Images of any height and width. The archive takes one image at a time and reads its size from the shape.
 
 In: the shape of an image, with sizes that may be symbolic. Out: what a model takes; and the way back from what transformers'
 processor makes of several images.
@@ -6,6 +6,7 @@ processor makes of several images.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -31,8 +32,8 @@ class FreeForm(Protocol):
     def axes(self) -> Mapping[int, DynamicSize]:
         """The axes of an image that may have any size."""
 
-    def example(self, side: int, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of a square image in the archive, for the shape of its pixels and `side` patches in each direction."""
+    def example(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a square image in the archive, for the shape in which the model takes it."""
 
     def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:
         """Return the other arguments for images of these shapes, whose sizes may be symbolic."""
@@ -85,9 +86,10 @@ class PatchGrid:
         """See `FreeForm`."""
         return {0: DynamicSize("H"), 1: DynamicSize("W")}
 
-    def example(self, side: int, shape: Sequence[int]) -> tuple[int, ...]:
+    def example(self, shape: Sequence[int]) -> tuple[int, ...]:
         """See `FreeForm`."""
-        return (side // self.merge, side // self.merge, self.merge**2, *shape[1:])
+        side = math.isqrt(shape[0]) // self.merge
+        return (side, side, self.merge**2, *shape[1:])
 
     def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:
         """See `FreeForm`."""
@@ -145,9 +147,10 @@ class MaskedPatches:
         """See `FreeForm`."""
         return {axis: DynamicSize(name, multiple_of=self.merge) for axis, name in enumerate("HW")}
 
-    def example(self, side: int, shape: Sequence[int]) -> tuple[int, ...]:
+    def example(self, shape: Sequence[int]) -> tuple[int, ...]:
         """See `FreeForm`."""
-        return (side, side, shape[-1])
+        _, patches, width = shape
+        return (math.isqrt(patches), math.isqrt(patches), width)
 
     def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:
         """See `FreeForm`."""
@@ -199,9 +202,8 @@ class SizedPixels:
         """See `FreeForm`."""
         return {axis: DynamicSize(name, multiple_of=self.unit) for axis, name in ((2, "H"), (3, "W"))}
 
-    def example(self, side: int, shape: Sequence[int]) -> tuple[int, ...]:
+    def example(self, shape: Sequence[int]) -> tuple[int, ...]:
         """See `FreeForm`."""
-        del side
         return tuple(shape)
 
     def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:

@@ -45,16 +45,16 @@ class SensedExample:
     form: FreeForm | None = None
     is_free: bool = False
 
-    def freed(self, patch: int) -> SensedExample:
-        """Return the same for images of any size; as it is where there is no form for them.
+    @property
+    def free_form(self) -> FreeForm | None:
+        """How an image of any size is passed; None if all images have one size."""
+        return self.form if self.is_free else None
 
-        Args:
-            patch: height and width in pixels.
-        """
-        if self.form is None or self.side is None:
+    def freed(self) -> SensedExample:
+        """Return the same for images of any size; unchanged if there is no form for them."""
+        if self.form is None:
             return self
-        pixels = self.form.example(self.side // patch, self.pixels)
-        return replace(self, pixels=pixels, known={}, side=None, is_free=True)
+        return replace(self, pixels=self.form.example(self.pixels), known={}, side=None, is_free=True)
 
 
 def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
@@ -65,11 +65,6 @@ def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
         parameters: names, of `get_image_features`.
     """
     return any(name in parameters for name in _ANY_SIZE) or _is_pixtral(config)
-
-
-def patch_size(config: Any) -> int:
-    """Return the height and width of a patch in pixels."""
-    return _Vision.of(config).patch
 
 
 def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:

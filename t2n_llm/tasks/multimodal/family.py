@@ -131,7 +131,7 @@ class Family(Protocol):
         """Return the axis along which transformers' processor joins images, where the encoder does not stack them."""
 
     def known(self, shapes: Sequence[Sequence[int]]) -> Mapping[str, torch.Tensor]:
-        """Return what the processor says of images of these shapes beside their pixels, which the encoder knows by itself."""
+        """Return what the processor gives beside the pixels of images of these shapes. The encoder needs no input for it."""
 
     def sight(self, network: Any) -> Sight:
         """Return the image encoder of a network."""

@@ -19,9 +19,8 @@ from torch.overrides import TorchFunctionMode
 from generic_export.errors import OptionError, UnknownArchitectureError
 from generic_export.torch_graph.request import DynamicSize
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
-from t2n_llm.tasks.multimodal.any_size import FreeForm
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
-from t2n_llm.tasks.multimodal.examples import SensedExample, image_examples, patch_size, sound_examples, takes_any_size
+from t2n_llm.tasks.multimodal.examples import SensedExample, image_examples, sound_examples, takes_any_size
 from t2n_llm.tasks.multimodal.family import (
     IMAGES,
     MODALITY_TYPES,
@@ -110,39 +109,35 @@ class FeatureFamily(Senses):
 
     def row_count(self, config: Any) -> int | str:
         """See `Family`."""
-        return super().row_count(config) if self._free_form is None else self._free_form.row_count
+        return super().row_count(config) if self.example.free_form is None else self.example.free_form.row_count
 
     def rows_of_image(self, config: Any, shape: Sequence[int]) -> int:
         """See `Family`."""
-        form = self._free_form
+        form = self.example.free_form
         return super().rows_of_image(config, shape) if form is None else form.rows(shape)
-
-    @property
-    def _free_form(self) -> FreeForm | None:
-        return self.example.form if self.example.is_free else None
 
     @property
     def told(self) -> str:
         """See `Family`."""
-        return super().told if self._free_form is None else self._free_form.told
+        return super().told if self.example.free_form is None else self.example.free_form.told
 
     @property
     def free_axes(self) -> Mapping[int, DynamicSize]:
         """See `Family`."""
-        return {} if self._free_form is None else self._free_form.axes
+        return {} if self.example.free_form is None else self.example.free_form.axes
 
     def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """See `Family`."""
         name = self.medium.input_name
-        found = None if self._free_form is None else self._free_form.split(told, name)
+        found = None if self.example.free_form is None else self.example.free_form.split(told, name)
         if found is None:
             raise OptionError("the model's processor makes a video.", "Use images: video is not supported.")
         return tuple(image.astype(np.float32) for image in found)
 
     def known(self, shapes: Sequence[Sequence[int]]) -> Mapping[str, torch.Tensor]:
         """See `Family`."""
-        if self._free_form is not None:
-            return self._free_form.known(shapes)
+        if self.example.free_form is not None:
+            return self.example.free_form.known(shapes)
         return {name: torch.cat([value] * len(shapes)) for name, value in self.example.known.items()}
 
     def sight(self, network: Any) -> Sight:
@@ -157,8 +152,8 @@ class FeatureFamily(Senses):
         given: dict[str, Any] = {name: value for name, value in types.items() if name in taken}
         if not images:
             return {name: value for name, value in given.items() if name == TOKEN_TYPES}
-        if self._free_form is not None:
-            joined = self._free_form.joined(images)
+        if self.example.free_form is not None:
+            joined = self.example.free_form.joined(images)
         elif self.stacks_images:
             joined = torch.stack(tuple(images))
         else:
@@ -222,8 +217,8 @@ def start_token_id(medium: Medium, config: Any) -> int | None:
 
 def _sight(medium: Medium, network: Any, example: SensedExample) -> Sight:
     def look(pixels: torch.Tensor, known: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        if example.is_free and example.form is not None:
-            known, pixels = example.form.known([pixels.shape], pixels.device), example.form.flat(pixels)
+        if (form := example.free_form) is not None:
+            known, pixels = form.known([pixels.shape], pixels.device), form.flat(pixels)
         with _EveryImageIsReal(pixels):
             given = {medium.input_name: pixels[None] if example.nested else pixels, **known}
             found = _features_of(medium, network)(**given, return_dict=True)
@@ -316,7 +311,7 @@ def _family_of(medium: Medium, key: _Key, image_size: int | None, trust_remote_c
         stacks = not example.known and len(example.pixels) == 4 and found[0].ndim == 3
         rows = found[0].flatten(0, -2).shape[0]
         if image_size is None and config.model_type not in _OF_ONE_SIZE:
-            example = example.freed(patch_size(config))
+            example = example.freed()
         return FeatureFamily(medium, network, example, rows, len(found) - 1, stacks)
     tried = "; ".join(map(str, refusals))
     raise UnknownArchitectureError(

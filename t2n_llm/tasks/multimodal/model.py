@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.errors import CaptureError
 from kvcache import explicit_attention, explicit_experts
 from kvcache.forms import StateForm, state_form
 from kvcache.states.tensors import Slot
 from t2n_llm.graph.capture import capture_model, weightless_network
 from t2n_llm.graph.causal_lm import probe_states
-from t2n_llm.graph.options import GraphOptions
+from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE, GraphOptions
 from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, take_buffers, tied_names
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
@@ -153,7 +154,18 @@ def build_multimodal(
             network = weightless_network(MULTIMODAL_MODEL, config, options, implementation, experts, trust_remote_code)
             return _parts(network, family, options.torch_dtype, name, revision)
 
-        return tuple(capture_model(part, options) for part in attention.first_that_runs(build))
+        return tuple(_captured(part, family, options) for part in attention.first_that_runs(build))
+
+
+def _captured(part: ModelGraph, family: Family, options: GraphOptions) -> ModelGraph:
+    try:
+        return capture_model(part, options)
+    except CaptureError as error:
+        if part.role == family.medium.role and family.free_axes:
+            error.hint = (
+                f"{error.hint or ''} Or fix the size of images, such as --image-size {DEFAULT_IMAGE_SIZE}.".strip()
+            )
+        raise
 
 
 def typical_inputs(

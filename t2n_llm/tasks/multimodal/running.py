@@ -90,7 +90,7 @@ class SensedText:
         Args:
             ids: from the start of the text; in what follows them, the image token is a token like others.
             rows: see `Pipeline.look`; of the images after the tokens that have been read.
-            shapes: of all images from the start of the text.
+            shapes: shapes of all images since the start of the text, as the archive takes them.
         """
         self._is_image = np.array(ids, np.int64) == self._family.image_token_id(self._config)
         self._positions = self._family.positions(self._config, self._is_image, shapes)

@@ -108,6 +108,10 @@ def test_a_masked_write_of_rows(forward: Callable[..., torch.Tensor]) -> None:
     check(forward, *[_with_rows(*each) for each in sizes], dynamic_axes=axes)
 
 
+def test_no_rows_for_a_mask_of_nothing() -> None:
+    check(_assigned, _with_rows(2, 3, 0.0))
+
+
 def _at_inner_places(x: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     found = x.clone()
     found[:, mask[0]] = rows

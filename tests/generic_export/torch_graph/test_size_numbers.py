@@ -136,6 +136,11 @@ def test_a_table_of_sizes_is_a_tensor_to_everything_else() -> None:
             torch.arange(second[1] + first[1]),
             F.pad(table, (1, 2, 0, 1), value=4),
             x[:, : table[0, 1] - 1],
+            table.sum(1, keepdim=True),
+            torch.prod(table, dim=0, keepdim=True) * x[:1, :1].long(),
+            torch.sum(input=table),
+            table.to(device="cpu", dtype=torch.int32),
+            first.repeat_interleave(2, output_size=4),
         )
 
     sizes = [(torch.randn(batch, length),) for batch, length in ((2, 4), (1, 3), (3, 9))]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from generic_export.errors import OptionError, UnknownArchitectureError
+from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
 from t2n_llm.check.answers import open_answerer
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.options import ExportOptions, ValidateOptions
@@ -403,6 +403,22 @@ def test_a_model_without_images_is_explained(tiny_llama: Path, tmp_path: Path) -
 def test_sizes_that_do_not_divide_into_patches_are_refused(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="--image-size 20: this model takes multiples of 8 pixels"):
         exported(checkpoint("qwen2_5_vl"), tmp_path / "out", image_size=20)
+
+
+def test_an_encoder_that_needs_one_size_says_how_to_fix_it(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.qwen3_vl import modeling_qwen3_vl as modeling
+
+    place = modeling.get_vision_position_ids
+
+    def place_by_values(grid_thw: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        return place(grid_thw, *args, **options) * int((grid_thw * 0.5).mean() > 0)
+
+    monkeypatch.setattr(modeling, "get_vision_position_ids", place_by_values)
+    with pytest.raises(CaptureError) as refused:
+        exported(checkpoint("qwen3_vl"), tmp_path / "out", check=False)
+    assert str(refused.value.hint).endswith("Or fix the size of images, such as --image-size 448.")
 
 
 @pytest.mark.parametrize("name", ANY_SIZE)
