@@ -309,8 +309,8 @@ _COMPARED_IN_KERNELS = "c10/core/SymInt.h"
 """The operators of sizes in C++; what kernels require of sizes is asked elsewhere."""
 
 
-COMPARING_STRIDES = frozenset({"_compute_stride", "_hinted_eq", "is_contiguous"})
-"""Functions of PyTorch's shape code in Python that compare nothing but strides; 2.15 has the second."""
+COMPARING_STRIDES = frozenset({"_compute_stride", "_hinted_eq", "_is_contiguous_with_hinted_checks", "is_contiguous"})
+"""Functions of PyTorch's shape code in Python that ask for layouts alone; 2.15 has the second and the third."""
 
 
 @contextmanager

@@ -69,16 +69,16 @@ def adaptive_avg_pool(b: NnefBuilder, self: Value, output_size: Sequence[Dim]) -
     for axis, out in enumerate(output_size, start=first):
         if same_dim(value.shape[axis], out):
             continue
-        if isinstance(out, int) and not isinstance(value.shape[axis], int):
-            value = _window_means(b, value, axis, out)
-        else:
+        if isinstance(out, int) and isinstance(value.shape[axis], int):
             parts = [b.slice(value, axis, *bounds) for bounds in window_bounds(value.shape[axis], out)]
             value = b.concat([b.reduce("mean_reduce", part, [axis], keepdim=True) for part in parts], axis)
+        else:
+            value = _window_means(b, value, axis, out)
     return b.cast(value, self.dtype)
 
 
-def _window_means(b: NnefBuilder, value: Value, axis: int, count: int) -> Value:
-    """Average an axis of dynamic size by a product with each position's share of each window.
+def _window_means(b: NnefBuilder, value: Value, axis: int, count: Dim) -> Value:
+    """Average an axis by a product with each position's share of each window.
 
     An infinity or NaN in one window makes NaN of the others (0 * inf). Slices would keep them apart, but tract's load takes
     minutes over sizes such as `(3*((H-1)/2)+9)/7-((2*((H-1)/2)+2)/7)`.
@@ -86,7 +86,7 @@ def _window_means(b: NnefBuilder, value: Value, axis: int, count: int) -> Value:
     size = value.shape[axis]
     n = b.scalar(sympy.sympify(size), torch.int64)
     window, position = b.unsqueeze(arange(b, 0, count), [1]), b.unsqueeze(arange(b, 0, size), [0])
-    windows, one = b.scalar(count, torch.int64), b.scalar(1, torch.int64)
+    windows, one = b.scalar(sympy.sympify(count), torch.int64), b.scalar(1, torch.int64)
     # floor(i*n/count) <= j is i*n < (j+1)*count, and j < ceil((i+1)*n/count) is j*count < (i+1)*n.
     begun = b.binary(
         "lt", b.binary("mul", window, n), b.binary("mul", b.binary("add", position, one), windows), dtype=torch.bool

@@ -10,7 +10,7 @@ import torch
 from generic_export.ops.conv import surrounded
 from generic_export.ops.indexing import gather, positions
 from generic_export.ops.variants import variant
-from generic_export.torch_graph.dims import Dim, same_dim, simplify_dim
+from generic_export.torch_graph.dims import Dim, as_written, expand_dim, same_dim, simplify_dim
 from generic_export.translate.builder import NnefBuilder, Scalar, Value
 from generic_export.translate.registry import translates
 
@@ -64,12 +64,33 @@ def _constant(b: NnefBuilder, value: Value, amounts: Amounts, fill: Scalar) -> V
     if _is_plain(amounts) and exact and value.dtype is not torch.bool and fill == fill:
         return surrounded(b, value, amounts, border="constant", value=float(fill))  # type: ignore[arg-type]
     for axis, (before, after) in enumerate(amounts):
-        parts = [
-            b.full((*value.shape[:axis], amount, *value.shape[axis + 1 :]), fill, value.dtype) if amount != 0 else None
-            for amount in (before, after)
-        ]
-        value = b.concat([part for part in (parts[0], value, parts[1]) if part is not None], axis)
+        first, last = _filling(b, value, axis, before, after, fill)
+        value = b.concat([part for part in (first, value, last) if part is not None], axis)
     return value
+
+
+def _filling(
+    b: NnefBuilder, value: Value, axis: int, before: Dim, after: Dim, fill: Scalar
+) -> tuple[Value | None, Value | None]:
+    """Return what stands before and after an axis, so that tract finds the length of the result as other tensors have it written.
+
+    Of `(H+1)/2 - H/2`, H and 1, as "same" padding adds them, it makes no `2*((H+1)/2) + 1`; of `2*((H+1)/2) - H`, H and 1 it does.
+    """
+
+    def filled(amount: Dim) -> Value | None:
+        shape = (*value.shape[:axis], amount, *value.shape[axis + 1 :])
+        return None if amount == 0 else b.full(shape, fill, value.dtype)
+
+    if isinstance(before, int) and isinstance(after, int):
+        return filled(before), filled(after)
+    added = expand_dim(as_written(sympy.sympify(value.shape[axis]) + before + after) - sympy.sympify(value.shape[axis]))
+    if isinstance(last := as_written(after), int):
+        return filled(expand_dim(added - last)), filled(last)
+    if before == 0:
+        return None, filled(added)
+    # Cut out of one tensor at the same place, both have the same length taken away and added.
+    both = filled(added)
+    return (None, None) if both is None else (b.slice(both, axis, 0, before), b.slice(both, axis, before, added))
 
 
 def _mirrored(b: NnefBuilder, value: Value, amounts: Amounts, border: str) -> Value:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import sympy
 import torch
 
 from generic_export.errors import TranslationError
 from generic_export.nnef.graph import Argument, ArrayLiteral, NnefFragment, TupleLiteral
 from generic_export.nnef.text import fragment_text
+from generic_export.ops.indexing import arange
 from generic_export.torch_graph.dims import Dim, Shape
 from generic_export.torch_graph.naming import IdentifierAllocator, identifier
 from generic_export.translate.builder import NnefBuilder, Value
@@ -48,22 +50,25 @@ def scan(b: NnefBuilder, name: str, loop: Loop, step: Step) -> tuple[Values, Val
         loop: what is read.
         step: writes the body.
     """
+    states = len(loop.states)
+    loop, step = _with_sizes(b, loop, step)
     body = _Body(b, loop, step)
     fragment = body.fragment(b, name)
     chunk = -1 if loop.reverse else 1
 
-    def rows(names: Sequence[str], values: Values, *last: int) -> ArrayLiteral:
+    def rows(names: Sequence[str], values: Values, *last: Sequence[Argument]) -> ArrayLiteral:
         # The elements are values still: they get their names when the graph is finished.
-        return ArrayLiteral(tuple(TupleLiteral((row, value, *last)) for row, value in zip(names, values, strict=True)))  # type: ignore[arg-type]
+        columns = zip(names, (b.materialised(value) for value in values), *last, strict=True)
+        return ArrayLiteral(tuple(TupleLiteral(row) for row in columns))  # type: ignore[arg-type]
 
-    states = zip(body.state_names, loop.states, body.next_names, strict=True)
+    sequences = [_unknown_at_load(b, value) for value in loop.sequences]
     full = [TupleLiteral((result, "full", loop.axis, chunk)) for result in body.result_names]
     last = [TupleLiteral((result, "last", 0, 1)) for result in body.next_names]
     attributes: dict[str, Argument] = {
         "body": fragment.name,
-        "scan": rows(body.slice_names, [_unknown_at_load(b, value) for value in loop.sequences], loop.axis, chunk),
-        "full": rows(body.constant_names, [b.materialised(value) for value in loop.constants]),
-        "state": ArrayLiteral(tuple(TupleLiteral((name, b.materialised(init), after)) for name, init, after in states)),  # type: ignore[arg-type]
+        "scan": rows(body.slice_names, sequences, [loop.axis] * len(sequences), [chunk] * len(sequences)),
+        "full": rows(body.constant_names, loop.constants),
+        "state": rows(body.state_names, loop.states, body.next_names),
         "output": ArrayLiteral((*full, *last)),
         # docs/contributing/engine-facts.md#scan-loops: with 0 the states of one turn are the initial states of the next.
         "reset_every_turn": 0 if _goes_on(b, loop) else 1,
@@ -72,7 +77,30 @@ def scan(b: NnefBuilder, name: str, loop: Loop, step: Step) -> tuple[Values, Val
     facts = [(_with_axis(value.shape, loop.axis, steps), value.dtype) for value in body.results]
     facts += [(state.shape, state.dtype) for state in loop.states]
     outputs = b.emit_many("tract_core_scan", [], facts, attributes=attributes)
-    return outputs[: len(body.results)], outputs[len(body.results) :]
+    return outputs[: len(body.results)], outputs[len(body.results) :][:states]
+
+
+def _with_sizes(b: NnefBuilder, loop: Loop, step: Step) -> tuple[Loop, Step]:
+    """Add a state [S], which no step changes, for each symbol S that the body's shapes have in products and quotients alone.
+
+    The engine takes the symbols of a body from the shapes that it is given, and finds no B and no S in a batch of `B*S`
+    (docs/contributing/engine-facts.md#scan-loops).
+    """
+    read = [*(_with_axis(value.shape, loop.axis, 1) for value in loop.sequences)]
+    read += [value.shape for value in (*loop.states, *loop.constants)]
+    sizes = [size for shape in read for size in shape if isinstance(size, sympy.Expr)]
+    found = {size for size in sizes if size.is_Symbol}
+    missing = sorted(set().union(*(size.free_symbols for size in sizes)) - found, key=str)
+    count = len(missing)
+
+    def with_sizes(inner: NnefBuilder, slices: Values, states: Values, constants: Values) -> tuple[Values, Values]:
+        own = len(states) - count
+        after, results = step(inner, slices, states[:own], constants)
+        return [*after, *states[own:]], results
+
+    if not missing:
+        return loop, step
+    return replace(loop, states=(*loop.states, *(arange(b, 0, symbol) for symbol in missing))), with_sizes
 
 
 def _goes_on(b: NnefBuilder, loop: Loop) -> bool:

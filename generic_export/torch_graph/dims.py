@@ -5,6 +5,7 @@ In: an `int` or a sympy expression over the symbols the user named. Out: text su
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -184,8 +185,14 @@ def dim_text(dim: Dim) -> str:
     Raises:
         DimensionError: the expression uses a function that tract has no form for.
     """
+    written = as_written(dim)
+    return str(written) if isinstance(written, int) else _print(written)
+
+
+def as_written(dim: Dim) -> Dim:
+    """Return a size as the sum that `dim_text` writes, of which tract takes no quotient for another number."""
     expanded = expand_dim(dim)
-    return str(expanded) if isinstance(expanded, int) else _print(_without_negative_dividends(expanded))
+    return expanded if isinstance(expanded, int) else expand_dim(_without_negative_dividends(expanded))
 
 
 def _print(expr: sympy.Expr) -> str:
@@ -236,7 +243,20 @@ def _print_pow(expr: sympy.Expr) -> str:
 
 def _print_floor_div(expr: sympy.Expr) -> str:
     base, divisor = expr.args
-    return f"{_as_factor(base)}/{_constant(divisor, expr)}"
+    return _quotient_text(base, _constant(divisor, expr))
+
+
+def _quotient_text(base: sympy.Expr, divisor: int) -> str:
+    """Return the text of a quotient; of `(8*s + 6) // 7` that of `(16*s + 13) // 14`, which is the same number.
+
+    tract makes `2*(4*s + 3)` of such a sum in one place and not in another, and finds the two quotients unlike.
+    """
+    constant, rest = base.as_coeff_Add()
+    numbers = [term.as_coeff_Mul()[0] for term in sympy.Add.make_args(rest)]
+    is_whole = constant != 0 and all(number.is_Integer for number in (constant, *numbers))
+    if is_whole and math.gcd(int(constant), *map(int, numbers)) > 1:
+        base, divisor = sympy.expand(2 * base) + 1, 2 * divisor
+    return f"{_as_factor(base)}/{divisor}"
 
 
 def _without_negative_dividends(expr: sympy.Expr) -> sympy.Expr:
@@ -314,10 +334,9 @@ def _print_mod(expr: sympy.Expr) -> str:
     subtracted = _subtracted(base)
     if subtracted != 0 and rest == -subtracted:  # nothing is added
         # tract's division truncates: -5 % 4 is written ((5+3)/4)*4 - 5.
-        count = _as_factor(-base)
-        return f"(({count}+{number - 1})/{number})*{number}-{count}"
-    factor = _as_factor(sympy.expand(base + number * subtracted))
-    return f"{factor}-({factor}/{number})*{number}"
+        return f"({_quotient_text(number - 1 - base, number)})*{number}-{_as_factor(-base)}"
+    base = sympy.expand(base + number * subtracted)
+    return f"{_as_factor(base)}-({_quotient_text(base, number)})*{number}"
 
 
 def _without_remainder(term: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
@@ -329,7 +348,7 @@ def _without_remainder(term: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
 def _print_ceiling(expr: sympy.Expr) -> str:
     (ratio,) = expr.args
     numerator, denominator = ratio.as_numer_denom()
-    return f"({_print(sympy.expand(numerator + denominator - 1))})/{_constant(denominator, expr)}"
+    return _quotient_text(sympy.expand(numerator + denominator - 1), _constant(denominator, expr))
 
 
 def _constant(divisor: sympy.Expr, expr: sympy.Expr) -> int:

@@ -50,3 +50,37 @@ def test_the_supported_models_are_those_of_the_csv_file(tmp_path: Path) -> None:
     script.list_supported((script.DOCUMENT.parent / "models.csv").read_text(), page)
     assert page.read_text() == script.SUPPORTED.read_text()
     assert page.read_text().count("`, `") > 180
+
+
+def test_modules_of_libraries_have_a_table_and_a_file_of_their_own(tmp_path: Path) -> None:
+    page = tmp_path / "models.md"
+    text = replace_table("# Models\n", "old\n", ZOO_TABLE)
+    page.write_text(replace_table(text, "old\n", script.MODULES_TABLE))
+    results = tmp_path / "results.jsonl"
+    checks = {"B = 2, H = 128, W = 128": Check(2e-6, 1.0, 0, 0, True)}
+    versions = {"timm": "1.0"}
+    mobilevit = CellVerdict(
+        "mobilevit",
+        "dynamic",
+        RIGHT,
+        "done",
+        class_name="ByobNet",
+        task="timm",
+        checks=checks,
+        processor_seconds=3.5,
+        versions=versions,
+    )
+    tiny_vit = CellVerdict(
+        "tiny_vit of any size", "dynamic", FAILED, "export", class_name="TinyVit", message="a branch", task="timm"
+    )
+    bert = CellVerdict("bert", "f32", RIGHT, "done", class_name="BertModel", task="fill-mask")
+    write_results(results, [mobilevit, tiny_vit, bert])
+    assert script.main([str(results), "--document", str(page)]) == 0
+    rows = (tmp_path / "modules.csv").read_text().splitlines()
+    assert rows[1] == "fill-mask,bert,BertModel,of the task,,right,,,"
+    assert rows[2] == 'timm,mobilevit,ByobNet,B H (64n) W (64n),"B = 2, H = 128, W = 128",right,2.0e-06,3.5,'
+    assert rows[3].startswith("timm,tiny_vit of any size,TinyVit,B H W,,failed,,,")
+    lines = page.read_text().splitlines()
+    assert "| timm 1.0 | 2 |  | 1 of 2 | `tiny_vit of any size` |" in lines
+    assert next(line for line in lines if line.startswith("| encoders")).endswith("| 1 |  | 1 of 1 |  |")
+    assert "old" in lines  # the table of language models is another run's

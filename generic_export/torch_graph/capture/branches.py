@@ -35,6 +35,19 @@ _MOST_TRIALS = 400
 # What keeps the values and their order.
 _COPIES = frozenset((aten.contiguous.default, aten.clone.default, aten.alias.default, aten.detach.default))
 _RESHAPES = frozenset((aten.view.default, aten.reshape.default, aten._unsafe_view.default))
+# What keeps them where the result has the size that was given; a scale that was given might not.
+_ADAPTIVE = frozenset(
+    (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default)
+)
+_RESIZES = frozenset(
+    getattr(aten, name).vec
+    for name in (
+        *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+        *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+        *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+        *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -101,14 +114,14 @@ class OneWay:
     def shapes_of_another_way(self, example: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         """Return shapes of the inputs at which as many conditions fail as can at once, and as few of those kept, near the example.
 
-        Small ones would make one position of few, and sizes of one are something else to PyTorch.
+        None is smaller than in the example, if that can be: small ones would make one position of few, and sizes of one are
+        something else to PyTorch.
         """
 
-        def rank(sizes: Sizes) -> tuple[int, int, int]:
-            pairs = zip(itertools.chain(*input_shapes(self.program, sizes)), itertools.chain(*example), strict=True)
+        def rank(sizes: Sizes) -> tuple[int, int, tuple[bool, int]]:
             unlike_kept = sum(not branch.holds(sizes) for branch in self.kept)
-            distance = sum(abs(one - other) for one, other in pairs)
-            return sum(branch.holds(sizes) for branch in self.branches), unlike_kept, distance
+            failing = sum(branch.holds(sizes) for branch in self.branches)
+            return failing, unlike_kept, _far(input_shapes(self.program, sizes), example)
 
         return input_shapes(self.program, min(self.trials, key=rank))
 
@@ -118,29 +131,54 @@ class OneWay:
         return shapes_with(self.program, self.names, example, self.names.get(symbol), 1)
 
     def stands_for(self, other: OneWay) -> bool:
-        """Say whether this program is right where the other one is, and the module goes one of the two ways at every size tried.
+        """Say whether this program is right where the other one is.
 
-        It is where, at those sizes, both compute the same but for padding by nothing, slices of everything and empty pieces.
+        It is where, at the sizes tried, both compute the same but for padding by nothing, slices of everything and empty pieces.
         """
-        places = [symbols_at(self.program, input_shapes(other.program, sizes)) for sizes in other.trials]
-        if any(place is None for place in places):
-            return False
-        pairs = [
-            (mine, sizes)
-            for mine, sizes in zip(places, other.trials, strict=True)
-            if mine is not None and self._allows(mine) and other._allows(sizes)
-        ]
-        if not all(self.holds(mine) or other.holds(sizes) for mine, sizes in pairs):
-            return False
-        shared = [(mine, sizes) for mine, sizes in pairs if other.holds(sizes)]
+        shared = [(mine, sizes) for mine, sizes in self._pairs(other) if other.holds(sizes)]
         if not shared:
             return False
         numbered: dict[Any, int] = {}
         mine = _Forms(self.program, [sizes for sizes, _ in shared], numbered).outputs()
         return mine is not None and mine == _Forms(other.program, [sizes for _, sizes in shared], numbered).outputs()
 
+    def shapes_of_a_further_way(
+        self, others: Sequence[OneWay], example: Sequence[Sequence[int]]
+    ) -> list[tuple[int, ...]] | None:
+        """Return shapes of the inputs, near the example, at which the module goes neither this way nor one of the others."""
+        found = []
+        for other in others:
+            for mine, sizes in self._pairs(other):
+                shapes = input_shapes(other.program, sizes)
+                if not self.holds(mine) and not any(each.goes_at(shapes) for each in others):
+                    found.append(shapes)
+        return min(found, key=lambda shapes: _far(shapes, example), default=None)
+
+    def goes_at(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Say whether the module goes this way where the inputs have these shapes."""
+        sizes = symbols_at(self.program, shapes)
+        return sizes is not None and self.holds(sizes)
+
+    def _pairs(self, other: OneWay) -> list[tuple[Sizes, Sizes]]:
+        """Return the sizes that another program is tried at, as this program has them and as that one; none if it has not all."""
+        places = [symbols_at(self.program, input_shapes(other.program, sizes)) for sizes in other.trials]
+        if any(place is None for place in places):
+            return []
+        return [
+            (mine, sizes)
+            for mine, sizes in zip(places, other.trials, strict=True)
+            if mine is not None and self._allows(mine) and other._allows(sizes)
+        ]
+
 
 # --- sizes ---
+
+
+def _far(shapes: Sequence[Sequence[int]], example: Sequence[Sequence[int]]) -> tuple[bool, int]:
+    """Return whether any size is smaller than in the example, and how far all are from it together."""
+    pairs = zip(itertools.chain(*shapes), itertools.chain(*example), strict=True)
+    steps = [size - there for size, there in pairs]
+    return min(steps, default=0) < 0, sum(map(abs, steps))
 
 
 def trials_of(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) -> list[Sizes]:
@@ -277,7 +315,8 @@ class _Forms:
         if node.target in (aten.constant_pad_nd.default, aten.pad.default):
             return not any(any(self._numbers(amount)) for amount in args[1])
         whole = node.target is aten.slice.Tensor and (len(args) < 5 or args[4] == 1)
-        return (whole or node.target in _RESHAPES) and self._sizes(args[0]) == self._sizes(node)
+        to_a_size = node.target in _ADAPTIVE or (node.target in _RESIZES and args[-1] is None)
+        return (whole or to_a_size or node.target in _RESHAPES) and self._sizes(args[0]) == self._sizes(node)
 
     def _sizes(self, node: Node) -> list[list[int | None]]:
         return [self._numbers(size) for size in node.meta["val"].shape]

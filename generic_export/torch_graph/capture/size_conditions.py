@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -33,6 +34,7 @@ _MOST_VALUES_ELSEWHERE = 1 << 24  # of inputs that are made to see whether anoth
 Run = Callable[[Sequence[torch.Tensor]], Any]
 
 _ALIKE = 1e-3
+_MOST_WAYS = 4
 
 
 def assumed_branches(
@@ -74,20 +76,20 @@ def right_elsewhere(
     named = replace(request, input_names=call.names)
     own = OneWay(found.program, tuple(filter(_is_of_model, branches)), symbol_names(named, found.program))
     at_one = [each for each in own.branches if holds_for_many(each)]
-    right = [each for each in at_one if _agrees_at_one(request, own, each, call)]
+    right = _right_at_one(request, own, call)
     branches = [each for each in branches if each not in right]
     own = replace(own, branches=tuple(each for each in own.branches if each not in right))
     open_branches = [each for each in own.branches if each not in at_one and not _is_auto(request, own, each)]
     if not open_branches:
         return found, branches
     side = _other_side(request, own, call, shapes)
-    joined = side and _joined(request, found, side, own, call)
+    joined = side and _joined(request, found, side, own, call, shapes)
     if joined:
         return joined
     for branch in open_branches if len(own.branches) > 1 else ():
         one = own.only([branch])
         other = _other_side(request, one, call, shapes)
-        joined = other and _joined(request, found, other, one, call)
+        joined = other and _joined(request, found, other, one, call, shapes)
         if joined:
             return right_elsewhere(request, *joined, call, shapes)
     filled = side and _filled_up(request, found, side, own, call)
@@ -109,7 +111,12 @@ class _OtherSide:
 
 def _other_side(request: CaptureRequest, own: OneWay, call: FlatCall, shapes: DynamicShapes) -> _OtherSide | None:
     """Capture a module where the conditions of one way fail; None where there is no such side, or no memory for it."""
-    elsewhere = own.shapes_of_another_way([tensor.shape for tensor in call.tensors])
+    return _side_at(own.shapes_of_another_way([tensor.shape for tensor in call.tensors]), request, own, call, shapes)
+
+
+def _side_at(
+    elsewhere: Sequence[tuple[int, ...]], request: CaptureRequest, own: OneWay, call: FlatCall, shapes: DynamicShapes
+) -> _OtherSide | None:
     if sum(map(math.prod, elsewhere)) > _MOST_VALUES_ELSEWHERE:  # a condition on memory: it stays one
         return None
     tensors = tuple(map(resize_example, call.tensors, elsewhere))
@@ -120,24 +127,46 @@ def _other_side(request: CaptureRequest, own: OneWay, call: FlatCall, shapes: Dy
         return None
     kept = {own.named(branch) for branch in own.kept}
     there = replace(call, tensors=tensors)
-    asked = [each for each in way.branches if not (holds_for_many(each) and _agrees_at_one(request, way, each, there))]
+    right = _right_at_one(request, way, there)
+    asked = [each for each in way.branches if each not in right]
     way = replace(way, branches=tuple(asked))
     return _OtherSide(captured, way.only([each for each in asked if way.named(each) not in kept]), tensors)
 
 
 def _joined(
-    request: CaptureRequest, found: CapturedProgram, side: _OtherSide, own: OneWay, call: FlatCall
+    request: CaptureRequest,
+    found: CapturedProgram,
+    side: _OtherSide,
+    own: OneWay,
+    call: FlatCall,
+    shapes: DynamicShapes,
 ) -> tuple[CapturedProgram, Sequence[Branch]] | None:
     """Return the one of two programs that stands for both, and the conditions left; None where neither does."""
     kept = {own.named(branch) for branch in own.kept}
     for one, another, captured in ((own, side.way, found), (side.way, own, side.captured)):
-        if not one.stands_for(another):
+        if not _stands_for_all(one, another, request, own, call, shapes):
             continue
         left = assumed_branches(request, captured, call.names)
         left = [branch for branch in left if not _is_of_model(branch) or one.named(branch) in kept]
         if kept <= {one.named(branch) for branch in left}:
             return captured, left
     return None
+
+
+def _stands_for_all(
+    one: OneWay, another: OneWay, request: CaptureRequest, own: OneWay, call: FlatCall, shapes: DynamicShapes
+) -> bool:
+    """Say whether a program stands for another, and for those of the sizes of neither: `if high or wide:` has three ways."""
+    others = [another]
+    while one.stands_for(others[-1]):
+        further = one.shapes_of_a_further_way(others, [tensor.shape for tensor in call.tensors])
+        if further is None:
+            return True
+        side = _side_at(further, request, own, call, shapes) if len(others) < _MOST_WAYS else None
+        if side is None:
+            return False
+        others.append(side.way)
+    return False
 
 
 def _filled_up(
@@ -158,10 +187,17 @@ def _is_auto(request: CaptureRequest, way: OneWay, branch: Branch) -> bool:
     return names <= auto_symbols(request.dynamic_axes)
 
 
-def _agrees_at_one(request: CaptureRequest, way: OneWay, branch: Branch, call: FlatCall) -> bool:
-    """Say whether a program says what its module says at the one size at which a condition fails, by running both."""
-    shapes = way.shapes_with_one(branch, [tensor.shape for tensor in call.tensors])
-    return shapes is not None and _agrees(request, way.program, tuple(map(resize_example, call.tensors, shapes)))
+def _right_at_one(request: CaptureRequest, way: OneWay, call: FlatCall) -> list[Branch]:
+    """Return the conditions that fail at one size alone, of 1, and where a program says what its module says: by running both."""
+    example = [tensor.shape for tensor in call.tensors]
+    agreeing: dict[sympy.Basic, bool] = {}
+    for branch in filter(holds_for_many, way.branches):
+        (symbol,) = branch.condition.free_symbols
+        if symbol not in agreeing:
+            shapes = way.shapes_with_one(branch, example)
+            tensors = None if shapes is None else tuple(map(resize_example, call.tensors, shapes))
+            agreeing[symbol] = tensors is not None and _agrees(request, way.program, tensors)
+    return [each for each in way.branches if holds_for_many(each) and agreeing[next(iter(each.condition.free_symbols))]]
 
 
 def _agrees(request: CaptureRequest, program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> bool:

@@ -6,6 +6,7 @@ and products; `(2*s - 1) % s != 0` (XLNet's relative positions) and `min(8, s) <
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -67,7 +68,8 @@ def proved(comparison: sympy.Basic, least: Mapping[sympy.Symbol, int]) -> bool:
     difference = without_needless_extrema((comparison.lhs - comparison.rhs).subs(shifted))
     if not _may_be_settled(type(comparison), difference):
         return False
-    return _settled(type(comparison), difference) is True
+    kind = type(comparison)
+    return _settled(kind, difference) is True or _is_product_above(kind, difference)
 
 
 def _joined(condition: sympy.Basic, least: Mapping[sympy.Symbol, int]) -> bool | None:
@@ -136,6 +138,21 @@ def _at_least(expr: sympy.Expr, least: int) -> bool:
     if least in (0, 1) and len(factors) > 1 and all(_at_least(factor, least) for factor in factors):
         return True  # a tensor has no less than nothing along each of its axes
     return never_negative(sympy.expand(_without_symbolic_remainders(expr)) - least)
+
+
+def _is_product_above(kind: type, difference: sympy.Expr) -> bool:
+    """Say whether a product is proved to be above, or not below, 0: none of its factors is on both sides of it at some sizes.
+
+    So is `-2*b*(-h // 7)`: Python's way to round up is `-(-h // 7)`.
+    """
+    if kind in (sympy.Lt, sympy.Le):
+        return _is_product_above(sympy.Gt if kind is sympy.Lt else sympy.Ge, -difference)
+    if kind not in (sympy.Gt, sympy.Ge):
+        return False
+    least = sympy.expand(difference) - (1 if kind is sympy.Gt else 0)
+    number, factors = sympy.factor_terms(least).as_coeff_mul()
+    signs = [1 if never_negative(each) else -1 if never_negative(-each) else 0 for each in factors]
+    return len(signs) > 1 and number * math.prod(signs) > 0
 
 
 def _without_symbolic_remainders(expr: sympy.Expr) -> sympy.Expr:

@@ -113,13 +113,20 @@ def pictures(
 ) -> ModuleCase:
     """Return a case that takes RGB pictures [B, 3, size, size]; height and width are dynamic too where it takes any.
 
-    They are declared as multiples where `multiple_of` is more than 1.
+    They are declared as multiples where `multiple_of` is more than 1; where it is not, odd ones are tried too.
     """
     if not of_any_size:
         return ModuleCase(build, {name: Given(("B", 3, size, size))}, BATCH, OTHER_BATCH)
-    given = {name: Given(("B", 3, "H", "W"))}
-    sizes = {**BATCH, "H": size, "W": size}, {**OTHER_BATCH, "H": size + 64, "W": size + 32}
-    return ModuleCase(build, given, *sizes, multiples={"H": multiple_of, "W": multiple_of})
+    step = multiple_of if multiple_of > 1 else 32
+    last = {"H": size + 7, "W": size + 13} if multiple_of == 1 else {"H": size + step, "W": size}
+    return ModuleCase(
+        build,
+        {name: Given(("B", 3, "H", "W"))},
+        {**BATCH, "H": size, "W": size},
+        {**OTHER_BATCH, "H": size + 2 * step, "W": size + step},
+        multiples={"H": multiple_of, "W": multiple_of},
+        more=({"B": 1, "H": size, "W": size + 3 * step}, {**BATCH, **last}),
+    )
 
 
 __all__ = [

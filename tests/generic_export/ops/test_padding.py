@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -46,3 +47,21 @@ def test_pads_up_to_a_multiple(mode: str) -> None:
 def test_one_and_three_dimensions(mode: str) -> None:
     check(lambda x: F.pad(x, (2, 1), mode=mode), (torch.randn(2, 3, 6),))
     check(lambda x: F.pad(x, (2, 1, 0, 1, 1, 0), mode=mode), (torch.randn(1, 2, 3, 4, 5),))
+
+
+def _same(size: int, kernel: int, stride: int) -> int:
+    """Return what TensorFlow's "same" padding adds to an axis."""
+    return max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 2), (5, 2), (7, 2), (3, 1), (4, 2)])
+def test_same_padding_of_both_axes(kernel: int, stride: int) -> None:
+    weight = torch.randn(2, 3, kernel, kernel)
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        high, wide = (_same(size, kernel, stride) for size in x.shape[2:])
+        x = F.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
+        return F.conv2d(x, weight, stride=stride)
+
+    samples = [(torch.randn(2, 3, high, wide),) for high, wide in ((9, 12), (10, 11), (12, 9), (15, 21))]
+    check(padded, *samples, dynamic_axes=AXES)

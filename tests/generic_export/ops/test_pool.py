@@ -96,6 +96,27 @@ def test_adaptive_average_whatever_the_image(size: Any) -> None:
     assert " slice(" not in graph  # tract's load takes minutes over the sizes of such windows
 
 
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda high, wide: (high // 2 + 1, 2 * wide),
+        lambda high, wide: (torch.sym_max(high, 7), torch.sym_max(wide, 7)),
+        lambda high, wide: (3, wide - 1),
+    ],
+    ids=["halved and doubled", "at least seven", "one of the two"],
+)
+def test_adaptive_average_to_a_size_that_follows_from_the_image(size: Callable[[int, int], tuple[int, int]]) -> None:
+    torch.manual_seed(0)
+    images = [(torch.randn(2, 3, high, wide),) for high, wide in ((9, 12), (10, 5), (4, 8))]
+    check(lambda x: F.adaptive_avg_pool2d(x, size(*x.shape[2:])), *images, dynamic_axes=IMAGE_AXES)
+
+
+def test_adaptive_average_of_a_known_axis_to_a_size_of_another() -> None:
+    torch.manual_seed(0)
+    samples = (torch.randn(3, 2, 9, 4),), (torch.randn(5, 2, 9, 4),)
+    check(lambda x: F.adaptive_avg_pool2d(x, (x.shape[0] + 1, 3)), *samples, dynamic_axes={"input_0": {0: "B"}})
+
+
 def test_adaptive_average_of_one_axis() -> None:
     check(lambda x: F.adaptive_avg_pool2d(x, (None, 5)), (torch.randn(2, 3, 9, 12),))
 

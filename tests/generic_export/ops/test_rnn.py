@@ -75,6 +75,32 @@ def test_lstm_with_projections(options: dict) -> None:
     check(layer, (torch.randn(2, 5, 3),), (torch.randn(2, 7, 3),), dynamic_axes={"input_0": {1: "T"}})
 
 
+class RowsAsBatch(nn.Module):
+    """A recurrent layer along the width of maps [B, H, W, C], whose heights are a part of the batch."""
+
+    def __init__(self, rnn: nn.Module, step: int) -> None:
+        super().__init__()
+        self.rnn, self.step = rnn, step
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return what each row says; of every second row where `step` is 2."""
+        batch, high, wide, channels = x.shape
+        rows = high // self.step
+        y, _ = self.rnn(x[:, : rows * self.step].reshape(batch * rows, wide * self.step, channels))
+        return y.unflatten(0, (batch, rows))
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_batch_that_is_a_product_of_sizes(kind: Callable[..., nn.Module], step: int) -> None:
+    torch.manual_seed(0)
+    module = RowsAsBatch(kind(3, 4, batch_first=True, bidirectional=True), step).eval()
+    samples = [
+        (torch.randn(batch, high, wide, 3),) for batch, high, wide in ((2, 3, 5), (1, 4, 6), (3, 7, 2), (1, 2, 9))
+    ]
+    check(module, *samples, dynamic_axes={"input_0": {0: "B", 1: "H", 2: "W"}})
+
+
 @pytest.mark.parametrize("cell", [nn.LSTMCell(3, 4), nn.GRUCell(3, 4), nn.RNNCell(3, 4, nonlinearity="relu")])
 def test_cells_unrolled_by_hand(cell: nn.Module) -> None:
     class Steps(nn.Module):

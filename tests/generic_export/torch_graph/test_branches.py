@@ -136,6 +136,66 @@ def test_windows_of_a_filled_batch_are_whole(length: int, recwarn: pytest.Warnin
     assert not [each for each in recwarn if "correct where" in str(each.message)]
 
 
+class OverWindows(nn.Module):
+    """Windows of 7 x 7 of pictures, filled up where they are not whole (Liu et al. 2021); what was added is cut off again."""
+
+    def __init__(self, *, when: str) -> None:
+        super().__init__()
+        self.when = when
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, H, W, 4]."""
+        _, high, wide, channels = x.shape
+        filled = F.pad(x, (0, 0, 0, -wide % 7, 0, -high % 7))
+        rows, columns = filled.shape[1] // 7, filled.shape[2] // 7
+        windows = filled.view(-1, rows, 7, columns, 7, channels).permute(0, 1, 3, 2, 4, 5).contiguous()
+        windows = windows.view(-1, 49, channels).softmax(1).view(-1, rows, columns, 7, 7, channels)
+        whole = windows.permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, rows * 7, columns * 7, channels)
+        if self.when == "always" or rows * 7 > high or columns * 7 > wide:
+            whole = whole[:, :high, :wide]
+        return whole
+
+
+@pytest.mark.parametrize("when", ["always", "if anything was added"])
+@pytest.mark.parametrize("first", [(7, 7), (8, 8), (14, 21), (7, 9)])
+def test_windows_of_pictures_of_any_size(when: str, first: tuple[int, int], recwarn: pytest.WarningsRecorder) -> None:
+    """Of two axes, either may need filling: three ways; and one window alone is laid out like no other number of them."""
+    sizes = [first, *((7, 7), (6, 7), (7, 15), (20, 14), (23, 3))]
+    samples = [(torch.randn(2, high, wide, 4),) for high, wide in dict.fromkeys(sizes)]
+    check(OverWindows(when=when), *samples, dynamic_axes={"input_0": {0: "B", 1: "H", 2: "W"}})
+    assert not [each for each in recwarn if "correct where" in str(each.message)]
+
+
+RESIZES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "bilinear": lambda x, size: F.interpolate(x, size=size, mode="linear"),
+    "corners": lambda x, size: F.interpolate(x, size=size, mode="linear", align_corners=True),
+    "nearest": lambda x, size: F.interpolate(x, size=size, mode="nearest"),
+}
+
+
+class Resized(nn.Module):
+    """It resizes to an even length, unless the length is even (MobileViT, Mehta and Rastegari 2021)."""
+
+    def __init__(self, resize: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+        super().__init__()
+        self.resize = resize
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, 4, pairs] of [B, 4, T]."""
+        even = math.ceil(x.shape[2] / 2) * 2
+        if even != x.shape[2]:
+            x = self.resize(x, even)
+        return x.unflatten(2, (-1, 2)).softmax(3).amax(3)
+
+
+@pytest.mark.parametrize("length", [8, 9])
+@pytest.mark.parametrize("name", RESIZES)
+def test_a_resize_to_the_same_size_changes_nothing(name: str, length: int, recwarn: pytest.WarningsRecorder) -> None:
+    samples = [(torch.randn(2, 4, size),) for size in dict.fromkeys((length, 8, 9, 2, 13, 24))]
+    check(Resized(RESIZES[name]), *samples, dynamic_axes={"input_0": {0: "B", 2: "T"}})
+    assert not [each for each in recwarn if "correct where" in str(each.message)]
+
+
 class Refusing(nn.Module):
     """It takes whole windows only, and says so."""
 
