@@ -264,7 +264,8 @@ def _sound(head: Head, network: Any, image_size: tuple[int, int]) -> _Made:
     if name == "input_values" and not hasattr(config, "max_length"):
         longer = _unheard_samples(config) if head.name == AUDIO_XVECTOR else 0
         lengths = tuple(length + longer for length in _SOUND_LENGTHS[_SAMPLES])
-        return [Input(name, (BATCH, LENGTH), Values.NUMBERS)], lengths
+        one_channel = (1,) if "padding_mask" in _parameters(network) else ()  # as EnCodec's extractor makes it
+        return [Input(name, (BATCH, *one_channel, LENGTH), Values.NUMBERS)], lengths
     if name == "input_values":  # spectrograms of one length
         return [Input(name, (BATCH, config.max_length, width), Values.NUMBERS)], ()
     if hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):  # the same, its channels first

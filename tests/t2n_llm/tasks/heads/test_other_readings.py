@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from transformers import ViTForImageClassification
+from transformers import CONFIG_MAPPING, ViTForImageClassification
 
 from generic_export import TractNNEF
 from generic_export.capture import capture
@@ -92,6 +92,13 @@ def test_sizes_differ_from_the_captured_ones_in_every_symbol() -> None:
         for symbol in symbols:
             sizes = [sizes[symbol] for sizes in reading.others]
             assert len(set(sizes)) == 2 and reading.traced[symbol] not in sizes, (task, symbol)
+
+
+def test_sound_has_a_channel_where_the_model_s_extractor_adds_one() -> None:
+    if "omniasr_ctc" not in CONFIG_MAPPING:
+        pytest.skip("needs transformers with OmniASR")
+    reading = reading_of(HEADS[names.CTC], shallow_model("omniasr_ctc", names.CTC), (64, 64))
+    assert [(each.name, each.axes) for each in reading.inputs] == [("input_values", ("B", 1, "T"))]
 
 
 def test_a_checkpoint_chooses_its_task(tmp_path: Path) -> None:
