@@ -26,7 +26,7 @@ from t2n_llm.tasks.frontends.nemo import streaming_log_mel, utterance_log_mel
 from t2n_llm.tasks.frontends.numbered_patches import numbered_patches
 from t2n_llm.tasks.frontends.patches import flattens_patches, patch_rows
 from t2n_llm.tasks.frontends.pixels import plain_pixels
-from t2n_llm.tasks.frontends.unit_variance import unit_variance_waveform
+from t2n_llm.tasks.frontends.unit_variance import unit_variance_channel, unit_variance_waveform
 from t2n_llm.tasks.frontends.whisper import whisper_log_mel
 
 FRONTEND = "frontend"
@@ -39,6 +39,7 @@ _KINDS: Mapping[str, _Maker] = {
     "WhisperFeatureExtractor": whisper_log_mel,
     "Wav2Vec2FeatureExtractor": unit_variance_waveform,
     "SpeechT5FeatureExtractor": unit_variance_waveform,
+    "OmniASRFeatureExtractor": unit_variance_channel,
     "ASTFeatureExtractor": spectrogram_transformer_bank,
     "Speech2TextFeatureExtractor": utterance_bank,
     "SeamlessM4TFeatureExtractor": joined_bank,

@@ -136,6 +136,7 @@ _MULTIPLES: Mapping[str, int] = {
     "csatv2": 32,
     "davit": 32,
     "deit": 16,
+    "dla": 32,
     "eva": 14,
     "gemma4_vit": 16,
     "hrnet": 32,

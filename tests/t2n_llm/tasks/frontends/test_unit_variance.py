@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from transformers import SpeechT5FeatureExtractor, Wav2Vec2FeatureExtractor
 
 from t2n_llm.check.answers import open_answerer
@@ -31,6 +32,15 @@ _VALUES = "input_values"
 def test_recordings_of_several_lengths(extractor: Any, tmp_path: Path) -> None:
     archive = written(tmp_path, extractor, "wav2vec2", _VALUES)
     assert archive.front.output_names == (_VALUES, "attention_mask")[: 1 + extractor.return_attention_mask]
+    assert all(check.passed for check in check_frontend(archive.path, archive.front, "f32"))
+
+
+def test_recordings_with_a_channel(tmp_path: Path) -> None:
+    extractor_class = getattr(transformers, "OmniASRFeatureExtractor", None)
+    if extractor_class is None:
+        pytest.skip("needs transformers with OmniASR")
+    archive = written(tmp_path, extractor_class(), "omniasr_ctc", _VALUES)
+    assert archive.front.output_names == (_VALUES, "padding_mask")
     assert all(check.passed for check in check_frontend(archive.path, archive.front, "f32"))
 
 
