@@ -147,6 +147,7 @@ _MULTIPLES: Mapping[str, int] = {
     "qwen3_vit": 32,
     "swin_transformer": 32,
     "swin_transformer_v2": 32,
+    "tresnet": 32,
     "twins": 32,
     "vision_transformer": 16,
 }
