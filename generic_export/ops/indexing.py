@@ -74,7 +74,7 @@ def slice_tensor(
     span = simplify_dim(sympy.sympify(stop) - sympy.sympify(begin) + step - 1)
     if not same_dim(floor_div(span, step), length):
         # The axis may be shorter than the slice asks for. tract proves sizes equal by their form: it has to be PyTorch's.
-        begin = within(begin, size)
+        begin = _from_the_end(start, stop, size, length) or within(begin, size)
         if step != 1:
             return _strided(b, self, axis, begin, length, step)
         stop = _ending(begin, length)
@@ -83,6 +83,19 @@ def slice_tensor(
     if step == 1 and isinstance(stop, sympy.Expr):
         stop = _ending(begin, length)
     return b.slice(self, axis, begin, stop, step)
+
+
+def _from_the_end(start: Dim | None, stop: Dim, size: Dim, length: Dim) -> Dim | None:
+    """Return where a cut begins whose start PyTorch took as a negative number, as the length of the result tells; None otherwise.
+
+    `x[:, T // 2 - 4 :]` begins at the end minus something for a T below 8, which the archive is held to then.
+    """
+    if not isinstance(start, sympy.Expr) or start.is_nonnegative or start.is_nonpositive:
+        return None
+    begin = within(simplify_dim(sympy.sympify(size) + start), size)
+    left = sympy.sympify(stop) - begin
+    forms = (left, torch_sympy.Max(left, 0))
+    return begin if any(same_dim(simplify_dim(form), length) for form in forms) else None
 
 
 def _ending(begin: Dim, length: Dim) -> Dim:

@@ -102,6 +102,15 @@ def test_a_crop_of_the_middle_has_a_least_length() -> None:
         )
 
 
+def test_a_start_below_0_counts_from_the_end() -> None:
+    with pytest.warns(UserWarning, match="T <= 7"):
+        check(
+            lambda x: x[:, x.shape[1] // 2 - 4 : x.shape[1] // 2 + 4],
+            *[(torch.randn(batch, length, 4),) for batch, length in ((1, 6), (2, 7), (1, 5), (3, 1))],
+            dynamic_axes=LENGTH,
+        )
+
+
 @pytest.mark.parametrize("all_of", [list, lambda pieces: [*pieces], lambda pieces: pieces[:]])
 def test_a_split_is_held_to_its_number_of_parts(
     all_of: Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]],
