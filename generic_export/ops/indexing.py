@@ -74,7 +74,8 @@ def slice_tensor(
     span = simplify_dim(sympy.sympify(stop) - sympy.sympify(begin) + step - 1)
     if not same_dim(floor_div(span, step), length):
         # The axis may be shorter than the slice asks for. tract proves sizes equal by their form: it has to be PyTorch's.
-        begin = _from_the_end(start, stop, size, length) or within(begin, size)
+        counted_back = _from_the_end(start, stop, size, length)
+        begin = within(begin, size) if counted_back is None else counted_back
         if step != 1:
             return _strided(b, self, axis, begin, length, step)
         stop = _ending(begin, length)
@@ -86,9 +87,9 @@ def slice_tensor(
 
 
 def _from_the_end(start: Dim | None, stop: Dim, size: Dim, length: Dim) -> Dim | None:
-    """Return where a cut begins whose start PyTorch took as a negative number, as the length of the result tells; None otherwise.
+    """Return the position of a start that PyTorch counted from the end, which the length of the result shows; None otherwise.
 
-    `x[:, T // 2 - 4 :]` begins at the end minus something for a T below 8, which the archive is held to then.
+    In `x[:, T // 2 - 4 :]` the start is negative if T is below 8.
     """
     if not isinstance(start, sympy.Expr) or start.is_nonnegative or start.is_nonpositive:
         return None

@@ -229,9 +229,8 @@ def _in_turn(b: NnefBuilder, mask: Value, rows: Value) -> Value:
     one, zero = b.scalar(1, torch.int64), b.scalar(0, torch.int64)
     turn = b.binary("max", b.binary("sub", running_sum(b, flat, 0), one), zero)
     last = simplify_dim(torch_sympy.Max(0, sympy.sympify(rows.shape[0]) - 1))  # one row is for all elements
-    if not isinstance(last, int) or same_dim(
-        rows.shape[0], 0
-    ):  # there may be no row, and a gather from none ends the engine
+    may_be_empty = not isinstance(last, int) or same_dim(rows.shape[0], 0)
+    if may_be_empty:  # a gather from no rows ends the engine
         rows = b.concat([rows, b.full((1, *rows.shape[1:]), 0, rows.dtype)], 0)
     taken = gather(b, rows, b.binary("min", turn, b.scalar(last, torch.int64)), 0)
     return b.reshape(taken, [*mask.shape, *rows.shape[1:]])

@@ -190,7 +190,7 @@ def dim_text(dim: Dim) -> str:
 
 
 def as_written(dim: Dim) -> Dim:
-    """Return a size as the sum that `dim_text` writes, of which tract takes no quotient for another number."""
+    """Return an equal size in the form that `dim_text` writes, which tract's truncating division evaluates correctly."""
     expanded = expand_dim(dim)
     return expanded if isinstance(expanded, int) else expand_dim(_without_negative_dividends(expanded))
 

@@ -191,13 +191,14 @@ def _right_at_one(request: CaptureRequest, way: OneWay, call: FlatCall) -> list[
     """Return the conditions that fail at one size alone, of 1, and where a program says what its module says: by running both."""
     example = [tensor.shape for tensor in call.tensors]
     agreeing: dict[sympy.Basic, bool] = {}
-    for branch in filter(holds_for_many, way.branches):
+    at_one = [branch for branch in way.branches if holds_for_many(branch)]
+    for branch in at_one:
         (symbol,) = branch.condition.free_symbols
         if symbol not in agreeing:
             shapes = way.shapes_with_one(branch, example)
             tensors = None if shapes is None else tuple(map(resize_example, call.tensors, shapes))
             agreeing[symbol] = tensors is not None and _agrees(request, way.program, tensors)
-    return [each for each in way.branches if holds_for_many(each) and agreeing[next(iter(each.condition.free_symbols))]]
+    return [branch for branch in at_one if all(agreeing[symbol] for symbol in branch.condition.free_symbols)]
 
 
 def _agrees(request: CaptureRequest, program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> bool:

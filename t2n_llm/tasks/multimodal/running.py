@@ -90,7 +90,7 @@ class SensedText:
         Args:
             ids: from the start of the text; in what follows them, the image token is a token like others.
             rows: see `Pipeline.look`; of the images after the tokens that have been read.
-            shapes: shapes of all images since the start of the text, as the archive takes them.
+            shapes: of the inputs that hold the images, one for each image since the start of the text.
         """
         self._is_image = np.array(ids, np.int64) == self._family.image_token_id(self._config)
         self._positions = self._family.positions(self._config, self._is_image, shapes)
