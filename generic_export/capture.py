@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 
 import generic_export.ops  # noqa: F401 - registers the translations, which decide what a capture keeps whole
 from generic_export.errors import CaptureAttempt, CaptureError, NotCapturableError, OptionError, SpecializedAxisError
+from generic_export.garbage_collection import collection_paused
 from generic_export.torch_graph.capture.causes import ANY_LINE
 from generic_export.torch_graph.capture.known_numbers import fold_numbers
 from generic_export.torch_graph.capture.quantised_modules import spelled_out, without_zero_offsets
@@ -207,7 +208,8 @@ def _graph(
         graph = apply_fusions(without_bfloat16(tracer.trace()), (fold_numbers, *STANDARD_FUSIONS, *fusions))
         return name_results(target.post_capture(graph))
 
-    found = capture_with_fallback(call, target, read, torchscript=torchscript)
+    with collection_paused():
+        found = capture_with_fallback(call, target, read, torchscript=torchscript)
     if found[2]:
         warnings.warn(found[2], stacklevel=6)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from functools import lru_cache, wraps
 from traceback import StackSummary
 from typing import Any
 from unittest import mock
@@ -374,7 +374,7 @@ def _compared_with_few(expr: Any, node: SymNode) -> bool | None:
         return None
     if expr.lhs.is_number:
         return _compared_with_few(expr.reversed, node)
-    factor, _ = sympy.factor_terms(expr.lhs).as_coeff_Mul()
+    factor = _common_factor(expr.lhs)
     if not expr.rhs.is_number or factor <= 0 or expr.rhs / factor not in (0, 1, 2):
         return None
     environment: Any = node.shape_env
@@ -385,6 +385,12 @@ def _compared_with_few(expr: Any, node: SymNode) -> bool | None:
     if known is None and is_ordering and environment._maybe_evaluate_static(sympy.Ge(expr.lhs, 0)) != sympy.true:
         return None
     return _OF_LARGER_SIZES[kind] if known is None else bool(known)
+
+
+@lru_cache(maxsize=1024)  # the sizes of a layer are those of the one before
+def _common_factor(expr: sympy.Expr) -> Any:
+    factor, _ = sympy.factor_terms(expr).as_coeff_Mul()
+    return factor
 
 
 def _is_of_inputs(node: SymNode) -> bool:
@@ -585,7 +591,7 @@ def _remembered(compute: Callable[..., SymNode]) -> Callable[..., SymNode]:
 
 
 def _operand(node: SymNode) -> tuple[Any, ...]:
-    return node.expr, node.pytype, node._hint, node.constant, node.fx_node
+    return node._expr, node.pytype, node._hint, node.constant, node.fx_node
 
 
 def stacks_taken_from(frames: Callable[[], StackSummary]) -> AbstractContextManager[Any]:

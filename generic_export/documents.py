@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from generic_export.errors import GraphError, OptionError
+from generic_export.garbage_collection import collection_paused
 from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.graph import NnefFragment, NnefGraph
 from generic_export.nnef.order import group_by_module
@@ -32,6 +33,7 @@ _FIELDS = {"tract_registry": "registries", "tract_symbol": "symbols", "tract_ass
 _CALL = re.compile(r'(\w+)\s*\(|body\s*=\s*"(\w+)"')
 
 
+@collection_paused()
 def translate_graph(
     graph: TorchModuleIRGraph, target: InferenceTarget, options: TranslationOptions, model: nn.Module | None = None
 ) -> NnefGraph:

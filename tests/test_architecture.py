@@ -68,7 +68,7 @@ ORDER = {
         weights
         pages
         child_pipes
-        allocator devices journal files interrupts logs processes sizes
+        allocator garbage_collection devices journal files interrupts logs processes sizes
         compare
         compat earlier_paths errors
     """,

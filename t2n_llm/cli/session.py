@@ -7,6 +7,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 
+from generic_export.garbage_collection import collection_paused
 from t2n_llm.cli.console import OutputMode, Sink
 
 EXIT_DISAGREES = 1
@@ -38,8 +39,9 @@ def quiet_libraries(sink: Sink, *, answers: bool = False) -> None:
         (sink.waiting if answers else sink.stage)("Loading PyTorch and transformers")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
-    from huggingface_hub.utils.tqdm import enable_progress_bars
-    from transformers.utils import logging
+    with collection_paused():
+        from huggingface_hub.utils.tqdm import enable_progress_bars
+        from transformers.utils import logging
 
     logging.disable_progress_bar()  # the hub's as well
     if sink.mode is OutputMode.HUMAN and sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
