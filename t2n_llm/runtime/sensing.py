@@ -75,7 +75,7 @@ class SensingModel:
         manifest = read_manifest(folder)
         require_said(folder, manifest, ["multimodal", *(f"archives.{role}" for role in (EMBED, DECODER))])
         config = _config_of(folder)
-        family = family_of(config, graph_options_of(manifest).image_size, recorded_task(manifest))
+        family = family_of(config, graph_options_of(manifest).image_size, recorded_task(manifest), folder=folder)
         _require_same(folder, manifest["multimodal"], family, config)
         processor = PromptProcessor.of(folder, family, config)
         language = ExportedModel(
@@ -141,7 +141,8 @@ class SensingModel:
             EngineError: the engine refused an archive, or failed.
         """
         with self._pipeline() as pipeline:
-            chunks = self._chunks if prompt.images else self.language.prefill
+            whole = prompt.images or self._family.bidirectional_prompts
+            chunks = self._chunks if whole else self.language.prefill
             yield HeldTokens(lambda: pipeline.begin(prompt.ids, prompt.images, prompt.frames), chunks)
 
     @contextmanager
@@ -211,7 +212,8 @@ class SensedReader:
         return self._reading(SensedPrompt(tuple(ids), ()))
 
     def _reading(self, prompt: SensedPrompt) -> UnreadText:
-        left, items = left_after(self.held.tokens, prompt.ids), self._items_read()
+        whole = self._processor.family.bidirectional_prompts
+        left, items = None if whole else left_after(self.held.tokens, prompt.ids), self._items_read()
         # Without tokens there may be no session either: the engine failed, and its text ended with it.
         if not self.held.tokens or left is None or items is None or not self._has_seen(prompt, items):
             return UnreadText(len(prompt.ids), prompt.ids, partial(self._start, prompt))

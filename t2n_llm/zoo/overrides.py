@@ -134,6 +134,25 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
         }
     },
     **dict.fromkeys(("llava_next", "llava_next_video", "llava_onevision"), _TILES),
+    # Their encoders are of timm.
+    "fast_vlm": {"vision_config": {"architecture": "fastvit_mci0", "hidden_size": 1024}},
+    "gemma3n": {
+        "image_token_id": 130,
+        "text_config": {"vocab_size_per_layer_input": 128, "pad_token_id": 0},
+        "vision_config": {
+            "model_args": {"channel_multiplier": 0.125},
+            "hidden_size": 2048,
+            "vocab_offset": 128,
+            "vocab_size": 16,
+        },
+        "audio_config": {"vocab_offset": 144, "vocab_size": 16},
+    },
+    "perception_lm": {
+        "vision_config": {
+            "architecture": "vit_pe_core_tiny_patch16_384",
+            "model_args": {"embed_dim": 192, "img_size": [64, 64]},
+        }
+    },
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
     **{
         kind: {"encoder_config": {"hidden_dim": 64, "dim_head": 16}}

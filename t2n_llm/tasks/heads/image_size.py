@@ -12,6 +12,7 @@ from typing import Any
 from t2n_llm.tasks.heads.inputs import IMAGE_SIDE, parts_of
 
 PROCESSOR_FILE = "preprocessor_config.json"
+_PROCESSORS_FILE = "processor_config.json"  # where newer releases save the settings of all parts of a processor
 
 
 def image_size_of(config: Any, folder: Path | None, wanted: int | None = None) -> tuple[int, int]:
@@ -32,12 +33,18 @@ def image_size_of(config: Any, folder: Path | None, wanted: int | None = None) -
         size = _pair(getattr(part, "image_size", None))
         if size is not None:
             return size
-    return _processed_size(folder) or (IMAGE_SIDE, IMAGE_SIDE)
+    return processed_size(folder) or (IMAGE_SIDE, IMAGE_SIDE)
 
 
-def _processed_size(folder: Path | None) -> tuple[int, int] | None:
-    """Return the size that a processor crops or pads to, or resizes to where it does neither."""
-    settings = _settings(folder / PROCESSOR_FILE) if folder is not None else {}
+def processed_size(folder: Path | None) -> tuple[int, int] | None:
+    """Return height and width that a processor crops or pads to, or resizes to where it does neither; None if none is said.
+
+    Args:
+        folder: with the processor's settings; None for none.
+    """
+    if folder is None:
+        return None
+    settings = _settings(folder / PROCESSOR_FILE) or _settings(folder / _PROCESSORS_FILE).get("image_processor") or {}
     crops = settings.get("crop_size") if settings.get("do_center_crop") else None
     found = (_pair(each) for each in (crops, settings.get("pad_size"), settings.get("size")))
     return next((size for size in found if size is not None), None)
@@ -64,4 +71,4 @@ def _pair(size: Any) -> tuple[int, int] | None:
     return pair[0], pair[1]
 
 
-__all__ = ["PROCESSOR_FILE", "image_size_of"]
+__all__ = ["PROCESSOR_FILE", "image_size_of", "processed_size"]

@@ -64,7 +64,8 @@ class Answer:
 def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ...]:
     """Choose random prompts: one image; two images, of two sizes if they may have any, in two calls; and text alone.
 
-    The cut is inside the second image, except for decoders that read an image as a whole: there it is before it.
+    The cut is inside the second image. It is before it for decoders that read an image as a whole, and there is none for those that
+    read a prompt as a whole.
 
     Args:
         config: transformers config.
@@ -101,9 +102,15 @@ def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ..
     first, second = [*text(4), *opening], [*text(3), *opening]
     whole = family.decoder_input == TOKEN_TYPES
     cut = len((*first, *rows(0, 2), *second)) + (0 if whole else len(rows(1, 2)) // 2)
+    cut = 0 if family.bidirectional_prompts else cut
     planned = (
         Prompt(f"one {noun}", (*text(5), *opening, *rows(0, 1), *text(6)), images(1)),
-        Prompt(f"two {noun}s, in chunks", (*first, *rows(0, 2), *second, *rows(1, 2), *text(2)), images(2), cut),
+        Prompt(
+            f"two {noun}s{', in chunks' if cut else ''}",
+            (*first, *rows(0, 2), *second, *rows(1, 2), *text(2)),
+            images(2),
+            cut,
+        ),
         Prompt("text alone", tuple(text(7)), images(0)),
     )
     return (

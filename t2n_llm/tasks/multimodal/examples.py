@@ -67,18 +67,24 @@ def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
     return any(name in parameters for name in _ANY_SIZE) or _is_pixtral(config)
 
 
+def own_image_size(config: Any) -> int | None:
+    """Return height and width in pixels that a config gives images; None where it does not say."""
+    return _first(_vision_part(config), *_SIZES, default=None)
+
+
 def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:
     """Return the candidates for one image.
 
     Args:
         config: transformers config.
         parameters: names, of `get_image_features`.
-        image_size: height and width in pixels, for models that take any; None takes 448, or the most that the model has.
+        image_size: height and width in pixels, for models that take any or whose config does not say; None takes 448, or the most
+            that the model has.
 
     Raises:
         OptionError: the size is not a multiple of what the encoder joins.
     """
-    vision = _Vision.of(config)
+    vision = _Vision.of(config, image_size)
     if "image_grid_thw" in parameters:
         yield from _grids(vision, parameters, image_size)
     elif "image_grid_hw" in parameters:
@@ -122,6 +128,7 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
             vision.image_size // vision.patch
         ) ** 2  # patches with their channels last, each of them a row (Inkling)
         yield SensedExample((count, vision.frames, vision.patch, vision.patch, vision.channels))
+        yield SensedExample((1, *vision.square()), nested=True)  # tiles (PerceptionLM)
 
 
 def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[SensedExample]:
@@ -167,6 +174,16 @@ def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None)
     yield SensedExample((tokens * tokens, joined, joined, vision.channels), known, side=pixels)
 
 
+_SIZES = ("image_size", "max_image_size")
+
+
+def _vision_part(config: Any) -> Any:
+    """Return the config of what reads the image."""
+    parts = (getattr(config, name, None) for name in ("vision_config", "vq_config"))
+    part = next((found for found in parts if found is not None), config)
+    return part if hasattr(part, "image_size") else getattr(part, "sam_config", part)  # of two encoders
+
+
 @dataclass(frozen=True)
 class _Vision:
     """The image fields of a config under one name each; model families name them differently."""
@@ -178,16 +195,11 @@ class _Vision:
     merge: int
 
     @classmethod
-    def of(cls, config: Any) -> _Vision:
-        part = next(
-            (found for name in ("vision_config", "vq_config") if (found := getattr(config, name, None)) is not None),
-            config,
-        )
-        if not hasattr(part, "image_size"):
-            part = getattr(part, "sam_config", part)  # of two encoders, the one that reads the image
+    def of(cls, config: Any, image_size: int | None) -> _Vision:
+        part = _vision_part(config)
         merge = _first(part, "spatial_merge_size", "merge_kernel_size", "merge_size", default=None)
         return cls(
-            image_size=_first(part, "image_size", "max_image_size", default=DEFAULT_IMAGE_SIZE),
+            image_size=_first(part, *_SIZES, default=image_size or DEFAULT_IMAGE_SIZE),
             patch=_first(part, "patch_size", default=14),
             channels=_first(part, "num_channels", "in_channels", "in_chans", default=3),
             frames=_first(part, "temporal_patch_size", "patch_temporal", default=1),

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from generic_export.errors import OptionError, UnknownArchitectureError
+from t2n_llm.tasks.heads.image_size import processed_size
 from t2n_llm.tasks.models import TASK_MODELS, classes_of
 from t2n_llm.tasks.multimodal.family import (
     FRAME_MASK,
@@ -105,7 +107,12 @@ _HEARS: Mapping[str, Family] = {"voxtral": Voxtral(), "qwen2_audio": Qwen2Audio(
 
 
 def family_of(
-    config: Any, image_size: int | None = None, task: str | None = None, trust_remote_code: bool = False
+    config: Any,
+    image_size: int | None = None,
+    task: str | None = None,
+    trust_remote_code: bool = False,
+    *,
+    folder: Path | None = None,
 ) -> Family:
     """Return the family of a config.
 
@@ -114,6 +121,7 @@ def family_of(
         image_size: height and width of the images in pixels, for families that take any; see `feature_family`.
         task: what is to be made of it; None for whatever it is for.
         trust_remote_code: allow code that comes with the model.
+        folder: with the processor's settings, which say the size of images where the config does not.
 
     Raises:
         UnknownArchitectureError: none is known for its `model_type`.
@@ -133,7 +141,8 @@ def family_of(
         )
     family = _HEARS.get(config.model_type)
     if family is None:
-        return feature_family(medium, config, image_size, trust_remote_code)
+        processed = processed_size(folder) if medium is IMAGES else None
+        return feature_family(medium, config, image_size, trust_remote_code, processed and processed[0])
     if image_size is not None:
         raise OptionError(f"--image-size {image_size}: this model takes no images.", "Omit it.")
     return family

@@ -77,6 +77,10 @@ class Family(Protocol):
         """What the decoder takes beside embeddings: `TOKEN_TYPES`, `POSITIONS`, `PER_LAYER` or nothing."""
 
     @property
+    def bidirectional_prompts(self) -> bool:
+        """Whether each token of a prompt sees the whole prompt (PaliGemma); `TOKEN_TYPES` are 0 in it and 1 after it."""
+
+    @property
     def stacks_images(self) -> bool:
         """Whether the image encoder takes several images at once, along a first axis."""
 
@@ -160,6 +164,11 @@ class Senses(ABC):
 
     medium: ClassVar[Medium] = IMAGES
     masked: ClassVar[bool] = False
+
+    @property
+    def bidirectional_prompts(self) -> bool:
+        """See `Family`: no."""
+        return False
 
     @property
     def position_axes(self) -> int:

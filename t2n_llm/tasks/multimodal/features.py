@@ -20,7 +20,13 @@ from generic_export.errors import OptionError, UnknownArchitectureError
 from generic_export.torch_graph.request import DynamicSize
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
-from t2n_llm.tasks.multimodal.examples import SensedExample, image_examples, sound_examples, takes_any_size
+from t2n_llm.tasks.multimodal.examples import (
+    SensedExample,
+    image_examples,
+    own_image_size,
+    sound_examples,
+    takes_any_size,
+)
 from t2n_llm.tasks.multimodal.family import (
     IMAGES,
     MODALITY_TYPES,
@@ -35,6 +41,8 @@ from t2n_llm.tasks.multimodal.family import (
 
 _OF_ONE_SIZE = frozenset({"qwen2_5_omni", "qwen2_5_omni_thinker", "qwen2_5_vl"})
 """Types whose encoders cannot be captured for grids of any size: they sort patches into windows."""
+
+_WITH_BIDIRECTIONAL_PROMPTS = frozenset({"paligemma"})
 
 _FUNCTIONS = {IMAGES.task: "get_image_features", SOUND.task: "get_audio_features"}
 _TOKEN_FIELDS = {
@@ -79,6 +87,11 @@ class FeatureFamily(Senses):
             return PER_LAYER
         both_ways = MODALITY_TYPES in taken and getattr(text, "use_bidirectional_attention", None) == "vision"
         return TOKEN_TYPES if both_ways or TOKEN_TYPES in taken else None
+
+    @property
+    def bidirectional_prompts(self) -> bool:
+        """See `Family`."""
+        return self.network.config.model_type in _WITH_BIDIRECTIONAL_PROMPTS
 
     def image_token_id(self, config: Any) -> int:
         """See `Family`."""
@@ -148,7 +161,8 @@ class FeatureFamily(Senses):
         """See `Family`."""
         del config
         taken = inspect.signature(self.network.forward).parameters
-        types = {TOKEN_TYPES: is_image.long(), MODALITY_TYPES: is_image.int()}
+        seen_early = torch.zeros_like(is_image) if self.bidirectional_prompts else is_image
+        types = {TOKEN_TYPES: seen_early.long(), MODALITY_TYPES: is_image.int()}
         given: dict[str, Any] = {name: value for name, value in types.items() if name in taken}
         if not images:
             return {name: value for name, value in given.items() if name == TOKEN_TYPES}
@@ -257,7 +271,11 @@ _EQUALS = (torch.Tensor.__eq__, torch.Tensor.eq, torch.eq)
 
 
 def feature_family(
-    medium: Medium, config: Any, image_size: int | None, trust_remote_code: bool = False
+    medium: Medium,
+    config: Any,
+    image_size: int | None,
+    trust_remote_code: bool = False,
+    processed_size: int | None = None,
 ) -> FeatureFamily:
     """Return how a model sees or hears.
 
@@ -267,12 +285,14 @@ def feature_family(
         image_size: height and width of the images in pixels, for models that take any; None leaves it open where images
             are grids of patches (but see `_OF_ONE_SIZE`), and else takes the model's own, or 448.
         trust_remote_code: allow code that comes with the model.
+        processed_size: what the model's processor makes of images, for models whose config does not say their size.
 
     Raises:
         UnknownArchitectureError: the model does not make rows of embeddings, or in no way that is known here.
         OptionError: a size is given, and the model has one of its own; or it does not fit the model's patches.
     """
-    return _family_of(medium, _Key(config, config.to_json_string(use_diff=False)), image_size, trust_remote_code)
+    key = _Key(config, config.to_json_string(use_diff=False))
+    return _family_of(medium, key, image_size, trust_remote_code, processed_size)
 
 
 @dataclass(frozen=True)
@@ -290,7 +310,9 @@ class _Key:
 
 
 @lru_cache(maxsize=4)
-def _family_of(medium: Medium, key: _Key, image_size: int | None, trust_remote_code: bool) -> FeatureFamily:
+def _family_of(
+    medium: Medium, key: _Key, image_size: int | None, trust_remote_code: bool, processed_size: int | None
+) -> FeatureFamily:
     config = key.config
     network: Any = instantiate(MULTIMODAL_MODEL, config, torch.float32, "eager", "eager", trust_remote_code).to("meta")
     features = _features_of(medium, network)
@@ -300,7 +322,7 @@ def _family_of(medium: Medium, key: _Key, image_size: int | None, trust_remote_c
             "Use --task text-generation for the text model.",
         )
     refusals: list[Exception] = []
-    for example in _examples(medium, config, inspect.signature(features).parameters, image_size):
+    for example in _examples(medium, config, inspect.signature(features).parameters, image_size, processed_size):
         try:
             with torch.no_grad():
                 encoder = EncoderModule(network, _sight(medium, network, example))
@@ -321,15 +343,18 @@ def _family_of(medium: Medium, key: _Key, image_size: int | None, trust_remote_c
 
 
 def _examples(
-    medium: Medium, config: Any, parameters: Collection[str], image_size: int | None
+    medium: Medium, config: Any, parameters: Collection[str], image_size: int | None, processed_size: int | None
 ) -> Iterator[SensedExample]:
     if medium is SOUND:
         if image_size is not None:
             raise OptionError(f"--image-size {image_size}: this model takes no images.", "Omit it.")
         return sound_examples(config, parameters)
-    if image_size is not None and not takes_any_size(config, parameters):
-        own = getattr(getattr(config, "vision_config", None), "image_size", None)
-        raise OptionError(f"--image-size {image_size}: this model's images have {own} pixels.", "Omit it.")
+    if not takes_any_size(config, parameters):
+        own = own_image_size(config)
+        if own is None:
+            image_size = image_size or processed_size
+        elif image_size is not None:
+            raise OptionError(f"--image-size {image_size}: this model's images have {own} pixels.", "Omit it.")
     return image_examples(config, parameters, image_size)
 
 

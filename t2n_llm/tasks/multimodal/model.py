@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -35,6 +36,10 @@ def deepstack_name(layer: int) -> str:
     return f"deepstack_embeds_{layer}"
 
 
+_EMBEDDERS = ("embed_vision", "embed_audio")
+"""Modules of Gemma 3n with tables for the last tokens of its vocabulary, such as the one after an image."""
+
+
 class EmbedModule(nn.Module):
     """`input_ids -> (inputs_embeds, [per_layer_inputs])`."""
 
@@ -53,6 +58,11 @@ class EmbedModule(nn.Module):
         filler = self.network.config.get_text_config().pad_token_id or 0
         known = torch.where(input_ids == self.image_token_id, filler, input_ids)
         rows: torch.Tensor = self.network.get_input_embeddings()(known)
+        for own in filter(None, (getattr(self.network.base_model, name, None) for name in _EMBEDDERS)):
+            first = getattr(own, "vocab_offset", None)
+            if first is not None:
+                is_own = (known >= first) & (known < first + own.vocab_size)
+                rows = torch.where(is_own[..., None], own(input_ids=torch.where(is_own, known, first)), rows)
         if not self.per_layer:
             return (rows,)
         return rows, self.network.get_decoder().get_per_layer_inputs(known)
@@ -62,7 +72,14 @@ class DecoderModule(nn.Module):
     """`(inputs_embeds, *deepstack_embeds, [per_layer_inputs | token_type_ids | position_ids], *past) -> (logits, *present)`."""
 
     def __init__(
-        self, network: Any, deepstack: int, further: str | None, form: StateForm, slots: tuple[Slot, ...]
+        self,
+        network: Any,
+        deepstack: int,
+        further: str | None,
+        form: StateForm,
+        slots: tuple[Slot, ...],
+        *,
+        bidirectional_prompts: bool = False,
     ) -> None:
         """Wrap a network.
 
@@ -72,6 +89,7 @@ class DecoderModule(nn.Module):
             further: see `Family.decoder_input`.
             form: how it takes its states.
             slots: where it keeps its states, in the order of the inputs.
+            bidirectional_prompts: see `Family`.
         """
         super().__init__()
         self.network = network
@@ -79,6 +97,7 @@ class DecoderModule(nn.Module):
         self.further = further
         self.form = form
         self.slots = slots
+        self.bidirectional_prompts = bidirectional_prompts
 
     def forward(self, inputs_embeds: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the decoder.
@@ -102,7 +121,8 @@ class DecoderModule(nn.Module):
             taken = inspect.signature(self.network.forward).parameters
             name = TOKEN_TYPES if TOKEN_TYPES in taken else MODALITY_TYPES
             options[name] = torch.cat((before, given[0]), dim=1)
-        with _added_to_first_layers(self.network, rows):
+        first = _taken_for_first_call() if self.bidirectional_prompts else nullcontext()
+        with _added_to_first_layers(self.network, rows), first:
             states = dict(zip(self.slots, past, strict=True))
             logits, after = self.form.run(self.network, states, inputs_embeds=inputs_embeds, **options)
         return (logits, *(after[slot] for slot in self.slots))
@@ -124,6 +144,15 @@ def _added_to_first_layers(network: Any, rows: tuple[torch.Tensor, ...]) -> Iter
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _taken_for_first_call() -> Iterator[None]:
+    """Let PaliGemma read token types in every call, for the length of the block: it does in the first call of a text alone."""
+    from transformers import Cache
+
+    with mock.patch.object(Cache, "is_initialized", False):
+        yield
 
 
 def build_multimodal(
@@ -272,7 +301,14 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
     decoder = replace(
         embed,
         role=DECODER,
-        module=DecoderModule(network, deepstack, family.decoder_input, form, slots),
+        module=DecoderModule(
+            network,
+            deepstack,
+            family.decoder_input,
+            form,
+            slots,
+            bidirectional_prompts=family.bidirectional_prompts,
+        ),
         inputs={**embeds, **rows, **further, **before},
         output_names=("outputs", *(state.output_name for state in states)),
         dynamic_axes={

@@ -107,9 +107,12 @@ class PromptProcessor:
         try:
             made = self.processor(text=text, return_tensors="pt", **given)
         except Exception as error:  # processors raise exceptions of any type
+            kind = kind_of(self.family)
             raise OptionError(
                 f"the model's processor refuses the prompt: {described(error)}",
-                f"Write one {kind_of(self.family)} token in the prompt for each file, or omit --raw.",
+                f"Write one {kind} token in the prompt for each file, or omit --raw."
+                if images or audio
+                else f"Add --{kind} FILE: some models do not answer to text alone.",
             ) from error
         ids = tuple(int(token) for token in np.asarray(made["input_ids"]).reshape(-1))
         items = items_of(made, self.family, self.config)

@@ -108,7 +108,8 @@ class SensedText:
         seen = self._seen + int(is_image.sum())
         for table, rows in zip(embeds, self._rows, strict=False):
             table[0, is_image] = rows[self._seen : seen]
-        further = {TOKEN_TYPES: is_image[None].astype(np.int64), POSITIONS: self._places(start, end)}
+        types = np.arange(start, end) >= len(self._is_image) if self._family.bidirectional_prompts else is_image
+        further = {TOKEN_TYPES: types[None].astype(np.int64), POSITIONS: self._places(start, end)}
         given = [array for name, array in further.items() if name == self._family.decoder_input]
         self._past, self._seen = end, seen
         return self._decode([*embeds, *given, *layered])

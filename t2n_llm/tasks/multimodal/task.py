@@ -34,6 +34,12 @@ _DEEPSTACK = (
     "row i of all images' deepstack_embeds_n is placed at the i-th image_token_id of the decoder's "
     "deepstack_embeds_n [1, S, D], which is zero elsewhere and in calls without images"
 )
+_TOKEN_TYPES = {
+    False: "1 at rows of images, 0 elsewhere; an image must be in one call",
+    True: "0 in the prompt, which must be in one call, 1 after it",
+}
+"""By whether prompts are bidirectional."""
+
 _FRAME_MASK = (
     "int64 [N, frames]: 1 before the end of a recording, 0 after it; of n frames, the first (n + 1) / 4 rows "
     "are used, rounded down"
@@ -131,7 +137,7 @@ class MultimodalTask(Task):
         }
 
     def _family(self, source: ModelSource, options: GraphOptions) -> Family:
-        return family_of(source.config, options.image_size, self.name, source.trust_remote_code)
+        return family_of(source.config, options.image_size, self.name, source.trust_remote_code, folder=source.folder)
 
 
 class ImageTextToText(MultimodalTask):
@@ -172,9 +178,7 @@ def connection(config: Any, family: Family) -> dict[str, Any]:
         "scatter": f"row i of all {medium.output_name} replaces inputs_embeds at the i-th {medium.token_field}",
         "deepstack": _DEEPSTACK if family.deepstack_layers(config) else None,
         FRAME_MASK: _FRAME_MASK if family.masked else None,
-        "token_type_ids": "1 at rows of images, 0 elsewhere; an image must be in one call"
-        if further == TOKEN_TYPES
-        else None,
+        "token_type_ids": _TOKEN_TYPES[family.bidirectional_prompts] if further == TOKEN_TYPES else None,
         "per_layer_inputs": "second output of embed" if further == PER_LAYER else None,
         "positions": _POSITIONS if further == POSITIONS else "counted by the decoder from its cache",
     }

@@ -79,6 +79,23 @@ def export_gemma(folder: Path) -> None:
     export_llm(source, folder / "export", dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT)
 
 
+def export_paligemma(folder: Path) -> None:
+    """A tiny PaliGemma, whose prompts are read in both directions, exported."""
+    from transformers import PaliGemmaProcessor, SiglipImageProcessor
+
+    source = folder / "source"
+    model = build_tiny_model("paligemma", task=IMAGE_TEXT_TO_TEXT)
+    save_tiny_model(model, source, IMAGE_TEXT_TO_TEXT)
+    vision = model.config.vision_config
+    images = SiglipImageProcessor(size={"height": vision.image_size, "width": vision.image_size})
+    images.image_seq_length = (vision.image_size // vision.patch_size) ** 2
+    tokenizer = word_tokenizer({**ENDS, 8: "<bos>", model.config.image_token_id: "<image>"}, image_token="<image>")
+    tokenizer.bos_token = "<bos>"
+    tokenizer.chat_template = None
+    PaliGemmaProcessor(images, tokenizer).save_pretrained(source)
+    export_llm(source, folder / "export", dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT)
+
+
 def export_qwen2_audio(folder: Path) -> None:
     """A tiny Qwen2-Audio that hears up to a second, exported."""
     from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor

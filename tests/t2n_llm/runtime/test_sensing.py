@@ -29,7 +29,14 @@ from t2n_llm.tasks.names import IMAGE_TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 from tests.shared_folders import SharedFolders
 from tests.t2n_llm.command_line import call, strict_json
-from tests.t2n_llm.runtime.sensing_models import ENDS, export_gemma, export_qwen2_audio, word_tokenizer, write_recording
+from tests.t2n_llm.runtime.sensing_models import (
+    ENDS,
+    export_gemma,
+    export_paligemma,
+    export_qwen2_audio,
+    word_tokenizer,
+    write_recording,
+)
 
 _NEW = 8
 
@@ -82,6 +89,31 @@ def test_an_image_that_is_read_in_both_directions_is_not_cut(
     assert outcome.code == 0, outcome.err
     record = strict_json(outcome.out.splitlines()[-1])
     assert record["text"].split() == _said_by_transformers(folder, "w20 w21", pictures).split()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_prompt_that_is_read_in_both_directions_is_not_cut(
+    count: int, shared_folders: SharedFolders, pictures: tuple[Path, Path]
+) -> None:
+    from transformers import AutoModelForMultimodalLM, AutoProcessor
+
+    folder = shared_folders("sensing-paligemma", export_paligemma)
+    files = pictures[:count]
+    options = [word for file in files for word in ("--image", file)]
+    options += ["--prefill-chunk", 5, "--max-new-tokens", _NEW, "--greedy", "--json"]
+    outcome = call("generate", folder / "export", "w20 w21 w22", *options)
+    assert outcome.code == 0, outcome.err
+    record = strict_json(outcome.out.splitlines()[-1])
+    processor = AutoProcessor.from_pretrained(folder / "source")
+    images = [Image.open(file) for file in files]
+    made = processor(text="<image>" * count + "w20 w21 w22", images=images, return_tensors="pt")
+    made.pop("labels", None)
+    model = AutoModelForMultimodalLM.from_pretrained(folder / "source", dtype=torch.float32).eval()
+    token = model.config.image_token_id
+    said = model.generate(**made, max_new_tokens=_NEW, do_sample=False, suppress_tokens=[token])
+    prompt = made["input_ids"].shape[1]
+    assert record["prompt_tokens"] == prompt
+    assert record["text"].split() == processor.decode(said[0, prompt:], skip_special_tokens=True).split()
 
 
 def _qwen(folder: Path) -> None:

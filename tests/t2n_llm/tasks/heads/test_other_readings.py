@@ -195,6 +195,9 @@ def test_the_processor_says_how_large_images_are(settings: Any, size: tuple[int,
     assert image_size_of(ResNetConfig(), tmp_path) == size
     assert image_size_of(ResNetConfig(), tmp_path, 96) == (96, 96)
     assert image_size_of(ViTConfig(image_size=[16, 24]), tmp_path) == (16, 24)
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    assert image_size_of(ResNetConfig(), tmp_path) == size
 
 
 def test_an_image_read_at_several_scales_is_larger_than_a_patch() -> None:

@@ -209,6 +209,13 @@ def test_models_that_nothing_is_written_for(family: str, atol: float, tmp_path: 
     assert max(check.max_abs_error for check in result.validation.checks) <= atol
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", ["fast_vlm", "gemma3n", "perception_lm"])
+def test_encoders_of_timm(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    test_models_that_nothing_is_written_for(family, 1e-4, tmp_path)
+
+
 @pytest.mark.parametrize(("family", "task"), [("smolvlm", IMAGE_TEXT_TO_TEXT), ("voxtral", AUDIO_TEXT_TO_TEXT)])
 def test_f16_archives(family: str, task: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     result = exported(checkpoint(family), tmp_path / "out", dtype="f16", task=task)
