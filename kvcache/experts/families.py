@@ -5,6 +5,7 @@ In: nothing. Out: `explicit_experts()`, inside which that interface knows ours, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -216,6 +217,19 @@ def _nllb_experts(
     )
 
 
+# --- Step 3.7: in its last layers, both halves are clamped after the activation ------------------------
+
+
+def _step_experts(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    joined, down, half = self.gate_up_proj, self.down_proj, self.intermediate_dim
+    if math.isinf(self.limit):
+        gate, up = joined[:, :half], joined[:, half:]
+        return _gated(hidden_states, top_k_index, top_k_weights, gate=gate, up=up, down=down, act_fn=self.act_fn)
+    return all_experts(hidden_states, top_k_index, top_k_weights, inner=joined, down=down, between=self._apply_gate)
+
+
 # --- shared ------------------------------------------------------------------------------------------
 
 
@@ -293,6 +307,7 @@ _FORWARDS: Forwards = {
     ("switch_transformers", "SwitchTransformersTop1Router", "forward"): _switch_router,
     ("nllb_moe", "NllbMoeExperts", "forward"): _nllb_experts,
     ("nllb_moe", "NllbMoeTop2Router", "forward"): _nllb_router,
+    ("step3p7", "Step3p7Experts", "forward"): _step_experts,
 }
 
 __all__ = ["EXPERTS_NAME", "explicit_experts"]

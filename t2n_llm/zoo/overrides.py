@@ -103,6 +103,13 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
         "text_config": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
         "vision_config": {"sam_config": {"downsample_channels": [32, 64]}},
     },
+    "step3p7": {
+        "text_config": {
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "swiglu_limits": [0.0, 0.0, 0.25],
+            "swiglu_limits_shared": [0.0, 0.0, 0.25],
+        }
+    },
     "hy_v4_vl": _rotary_axes(2, 1, 1),
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
     "muse_glimmer": {"out_hidden_size": 256},

@@ -161,8 +161,8 @@ class FeatureFamily(Senses):
         """See `Family`."""
         del config
         taken = inspect.signature(self.network.forward).parameters
-        seen_early = torch.zeros_like(is_image) if self.bidirectional_prompts else is_image
-        types = {TOKEN_TYPES: seen_early.long(), MODALITY_TYPES: is_image.int()}
+        of_prompt = torch.zeros_like(is_image) if self.bidirectional_prompts else is_image
+        types = {TOKEN_TYPES: of_prompt.long(), MODALITY_TYPES: is_image.int()}
         given: dict[str, Any] = {name: value for name, value in types.items() if name in taken}
         if not images:
             return {name: value for name, value in given.items() if name == TOKEN_TYPES}
