@@ -103,6 +103,15 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
         "text_config": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
         "vision_config": {"sam_config": {"downsample_channels": [32, 64]}},
     },
+    "minicpmv4_6": {"insert_layer_id": 0},
+    "minicpmv4_7": {
+        "insert_layer_id": 0,
+        "image_start_id": 140,
+        "image_end_id": 141,
+        "slice_start_id": 142,
+        "slice_end_id": 143,
+        "newline_id": 144,
+    },
     "step3p7": {
         "text_config": {
             "mlp_layer_types": ["dense", "sparse", "sparse"],

@@ -149,12 +149,12 @@ class Family(Protocol):
             images: of the prompt, each as the archive takes it.
         """
 
-    def positions(self, config: Any, is_image: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
+    def positions(self, config: Any, ids: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the positions int64 [axes, 1, S] of a text's tokens, from its start.
 
         Args:
             config: of the model.
-            is_image: bool [S].
+            ids: int64 [S]; some models look for the tokens around an image.
             shapes: of its images.
         """
 
@@ -230,7 +230,7 @@ class Senses(ABC):
         del shapes
         return {}
 
-    def positions(self, config: Any, is_image: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
+    def positions(self, config: Any, ids: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """See `Family`: one after the other, as the decoder counts them itself."""
         del config, shapes
-        return np.broadcast_to(np.arange(len(is_image), dtype=np.int64), (3, 1, len(is_image)))
+        return np.broadcast_to(np.arange(len(ids), dtype=np.int64), (3, 1, len(ids)))

@@ -178,29 +178,24 @@ class FeatureFamily(Senses):
             **self.known([image.shape for image in images]),
         }
 
-    def positions(self, config: Any, is_image: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
-        """See `Family`; the model's own code says them, for the tokens of a prompt and for as many after it."""
+    def positions(self, config: Any, ids: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
+        """See `Family`; the model's own code says them."""
         if self.decoder_input != POSITIONS:
-            return super().positions(config, is_image, shapes)
-        if not is_image.any():
-            return self._counted(len(is_image), 0)
-        end = min(int(np.flatnonzero(is_image)[-1]) + 2, len(is_image))  # with the token that ends the last image
-        found = self._indexed(torch.from_numpy(is_image[None, :end]), shapes)
-        return np.concatenate([found, self._counted(len(is_image) - end, int(found.max()) + 1)], axis=2)
+            return super().positions(config, ids, shapes)
+        if self.image_token_id(config) not in ids:
+            counted = np.arange(len(ids), dtype=np.int64)
+            return np.broadcast_to(counted, (self.position_axes, 1, len(ids)))
+        return self._indexed(torch.from_numpy(ids[None]), shapes)
 
     @cached_property
     def position_axes(self) -> int:
         """See `Family`."""
-        return len(self._indexed(torch.ones((1, self.rows), dtype=torch.bool), [self.example.pixels]))
+        image = torch.full((1, self.rows), self.image_token_id(self.network.config))
+        return len(self._indexed(image, [self.example.pixels]))
 
-    def _indexed(self, is_image: torch.Tensor, shapes: Sequence[Sequence[int]]) -> np.ndarray:
+    def _indexed(self, ids: torch.Tensor, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the positions of a prompt, as the model's own code finds them."""
-        config = self.network.config
-        token = _token_of(self.medium, config)
-        ids = torch.where(is_image, token, 0 if token else 1)
-        start = start_token_id(self.medium, config)
-        if start is not None:  # some models look for it
-            ids[:, :-1][is_image[:, 1:] & ~is_image[:, :-1]] = start
+        is_image = ids == self.image_token_id(self.network.config)
         given = {
             "input_ids": ids,
             "attention_mask": torch.ones_like(is_image, dtype=torch.int64),
@@ -212,9 +207,6 @@ class FeatureFamily(Senses):
         found, _ = index(**{name: value for name, value in given.items() if name in taken})
         positions: np.ndarray = found.numpy().astype(np.int64)
         return positions
-
-    def _counted(self, count: int, start: int) -> np.ndarray:
-        return np.broadcast_to(np.arange(start, start + count, dtype=np.int64), (self.position_axes, 1, count))
 
 
 def _features_of(medium: Medium, network: Any) -> Any:

@@ -92,8 +92,9 @@ class SensedText:
             rows: see `Pipeline.look`; of the images after the tokens that have been read.
             shapes: of the inputs that hold the images, one for each image since the start of the text.
         """
-        self._is_image = np.array(ids, np.int64) == self._family.image_token_id(self._config)
-        self._positions = self._family.positions(self._config, self._is_image, shapes)
+        known = np.array(ids, np.int64)
+        self._is_image = known == self._family.image_token_id(self._config)
+        self._positions = self._family.positions(self._config, known, shapes)
         self._rows, self._seen = rows, 0
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -442,9 +442,26 @@ def test_positions_are_those_of_transformers(name: str, checkpoint: Callable[[st
     is_image = ids == image
     grids = torch.tensor([[1, 2 * rows, 2 * columns] for rows, columns in shapes])
     expected, delta = model.get_rope_index(ids, is_image.int(), grids)
-    places = family.positions(model.config, is_image[0].numpy(), shapes)
+    places = family.positions(model.config, ids[0].numpy(), shapes)
     np.testing.assert_array_equal(places, expected.numpy())
     assert places.max() + 1 == ids.shape[1] + int(delta)
+
+
+def test_positions_follow_from_the_tokens_around_crops() -> None:
+    model = build_tiny_model("minicpmv4_7", task=IMAGE_TEXT_TO_TEXT)
+    config, family = model.config, family_of(model.config, 64)
+    rows = [family.image_token_id(config)] * family.rows_per_image(config)
+    image = [config.image_start_id, *rows, config.image_end_id]
+    crops = [config.slice_start_id, *rows, config.slice_end_id] * 2
+    ids = torch.tensor([[5, 6, *image, *crops, 8, 9]])
+    known = family.known([family.pixel_shape(config)] * 3)
+    types = (ids == rows[0]).int()
+    expected, delta = model.base_model.get_rope_index(ids, mm_token_type_ids=types, **known)
+    found = family.positions(config, ids[0].numpy(), [family.pixel_shape(config)] * 3)
+    np.testing.assert_array_equal(found, expected.numpy())
+    assert found.max() + 1 == ids.shape[1] + int(delta)
+    without = torch.where((ids == rows[0]) | (ids < 10), ids, 7)
+    assert not np.array_equal(found, family.positions(config, without[0].numpy(), [family.pixel_shape(config)] * 3))
 
 
 def test_the_command_line_engine_agrees_too(
