@@ -76,8 +76,8 @@ class SensingModel:
         require_said(folder, manifest, ["multimodal", *(f"archives.{role}" for role in (EMBED, DECODER))])
         config = _config_of(folder)
         family = family_of(config, graph_options_of(manifest).image_size, recorded_task(manifest), folder=folder)
-        _require_same(folder, manifest["multimodal"], family, config)
-        processor = PromptProcessor.of(folder, family, config)
+        _require_same(folder, manifest["multimodal"], family)
+        processor = PromptProcessor.of(folder, family)
         language = ExportedModel(
             folder=folder,
             archive=archive_in(folder, manifest),
@@ -86,7 +86,7 @@ class SensingModel:
             max_positions=manifest["model"].get("max_position_embeddings"),
             prefill=chunks_of(manifest) if prefill_chunk is None else [(0, prefill_chunk)],
             device=device,
-            never=(family.image_token_id(config),),
+            never=(family.image_token_id,),
         )
         archives = {role: folder / part["archive"] for role, part in manifest["archives"].items()}
         return SensingModel(language, processor, archives, recorded_states(manifest))
@@ -163,7 +163,7 @@ class SensingModel:
     @contextmanager
     def _pipeline(self) -> Iterator[Pipeline]:
         engine = EngineOptions(device=self.language.device)
-        with open_pipeline(self.archives, self._family, self.processor.config, self.states, engine) as pipeline:
+        with open_pipeline(self.archives, self._family, self.states, engine) as pipeline:
             yield pipeline
 
     @property
@@ -207,7 +207,7 @@ class SensedReader:
 
     def of_tokens(self, ids: Sequence[int]) -> UnreadText:
         """See `ConversationReader`."""
-        if self._processor.family.image_token_id(self._processor.config) in ids:
+        if self._processor.family.image_token_id in ids:
             raise OptionError("the prompt has the token that stands for an image.", "Send images in a chat.")
         return self._reading(SensedPrompt(tuple(ids), ()))
 
@@ -221,9 +221,9 @@ class SensedReader:
 
     def _items_read(self) -> int | None:
         """Return how many images the engine has read; None where it ended within one."""
-        family, config = self._processor.family, self._processor.config
-        rows = list(self.held.tokens).count(family.image_token_id(config))
-        ends = [0, *accumulate(row_counts(family, config, self._prompt.images, self._prompt.frames))]
+        family = self._processor.family
+        rows = list(self.held.tokens).count(family.image_token_id)
+        ends = [0, *accumulate(row_counts(family, self._prompt.images, self._prompt.frames))]
         return ends.index(rows) if rows in ends else None
 
     def _has_seen(self, prompt: SensedPrompt, items: int) -> bool:
@@ -266,16 +266,16 @@ def _config_of(folder: Path) -> Any:
         ) from error
 
 
-def _require_same(folder: Path, recorded: Mapping[str, Any], family: Family, config: Any) -> None:
+def _require_same(folder: Path, recorded: Mapping[str, Any], family: Family) -> None:
     """Refuse an export whose archives take images in another form than this transformers makes them.
 
     Raises:
         ArchiveError: names both forms.
     """
     medium = family.medium
-    shape = archive_shape(family, config)
+    shape = archive_shape(family)
     said = recorded.get(medium.input_name, {}).get("shape")
-    if said != shape or recorded.get(f"rows_per_{medium.noun}") != family.row_count(config):
+    if said != shape or recorded.get(f"rows_per_{medium.noun}") != family.row_count:
         raise ArchiveError(
             f"{folder}: its archive takes {medium.input_name} of shape {said}; with this transformers release the model "
             f"takes {shape}.",

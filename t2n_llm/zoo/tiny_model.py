@@ -254,7 +254,7 @@ def _run_once(model: Any, head: Head) -> None:
 
 def _answer_prompts(model: Any) -> None:
     family = family_of(model.config, tiny_image_size(model.config))
-    answers = run_multimodal_reference(model, family, plan_prompts(model.config, family))
+    answers = run_multimodal_reference(model, family, plan_prompts(family))
     if not all(bool(np.isfinite(row).all()) for answer in answers for row in answer.rows):
         raise ArithmeticError("transformers' own logits are not finite")
 

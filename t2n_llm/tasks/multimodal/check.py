@@ -61,27 +61,26 @@ class Answer:
     largest_states: Mapping[Slot, float] = field(default_factory=dict)
 
 
-def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ...]:
+def plan_prompts(family: Family, seed: int = 0) -> tuple[Prompt, ...]:
     """Choose random prompts: one image; two images, of two sizes if they may have any, in two calls; and text alone.
 
     The cut is inside the second image. It is before it for decoders that read an image as a whole, and there is none for those that
     read a prompt as a whole.
 
     Args:
-        config: transformers config.
-        family: of the config.
+        family: of the model.
         seed: for ids and pixels.
     """
     generator = np.random.default_rng(seed)
-    image = family.image_token_id(config)
-    known = config.get_text_config(decoder=True).vocab_size
+    image = family.image_token_id
+    known = family.config.get_text_config(decoder=True).vocab_size
     vocabulary = min(known, image if image > 64 else 1 << 62)
 
     def text(count: int) -> list[int]:
         ids = generator.integers(3, vocabulary, size=count)
         return [int(token) if token != image else 3 for token in ids]
 
-    shape = family.pixel_shape(config)
+    shape = family.pixel_shape
     shapes = {1: (_resized(shape, family, 2),), 2: (_resized(shape, family, 1), _resized(shape, family, -1)), 0: ()}
 
     def images(count: int) -> tuple[np.ndarray, ...]:
@@ -93,11 +92,9 @@ def plan_prompts(config: Any, family: Family, seed: int = 0) -> tuple[Prompt, ..
 
     def rows(index: int, count: int) -> list[int]:
         frames = lengths[count][index]
-        return [image] * (
-            family.rows_of_image(config, shapes[count][index]) if family.free_axes else family.rows_of(config, frames)
-        )
+        return [image] * (family.rows_of_image(shapes[count][index]) if family.free_axes else family.rows_of(frames))
 
-    start = start_token_id(family.medium, config)
+    start = start_token_id(family.medium, family.config)
     opening = [] if start is None or start >= known else [start]
     first, second = [*text(4), *opening], [*text(3), *opening]
     whole = family.decoder_input == TOKEN_TYPES
@@ -145,13 +142,13 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     if hasattr(model.base_model, "rope_deltas"):
         model.base_model.rope_deltas = None  # of the prompt before
     ids, images = torch.tensor([prompt.ids]), [torch.from_numpy(image) for image in prompt.images]
-    image = family.image_token_id(model.config)
+    image = family.image_token_id
     is_image = ids == image
     # Processors give the mask too: without one, some models count positions as if there were no image.
     given = {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        **family.reference_inputs(model.config, is_image, images),
+        **family.reference_inputs(is_image, images),
     }
     if prompt.frames:
         given[FRAME_MASK] = torch.from_numpy(frame_mask(prompt.frames, prompt.images[0].shape[-1]))
@@ -184,7 +181,6 @@ def answers_of(pipeline: Pipeline, prompt: Prompt, tokens: Sequence[int]) -> lis
 def check_multimodal(
     archives: Mapping[str, Path],
     family: Family,
-    config: Any,
     states: Sequence[StateTensor],
     dtype: str,
     prompts: Sequence[Prompt],
@@ -198,8 +194,7 @@ def check_multimodal(
 
     Args:
         archives: by role.
-        family: of the config.
-        config: transformers config.
+        family: of the model.
         states: of the decoder.
         dtype: `f32` or `f16`, of the archives.
         prompts, expected: what is asked, and PyTorch's answers.
@@ -211,7 +206,7 @@ def check_multimodal(
         EngineError: the engine refused an archive, or died.
     """
     tolerance = tolerance or Tolerance.for_dtype(dtype)
-    with open_pipeline(archives, family, config, states, engine) as pipeline:
+    with open_pipeline(archives, family, states, engine) as pipeline:
         checks = []
         for prompt, wanted in zip(prompts, expected, strict=True):
             if on_check is not None:

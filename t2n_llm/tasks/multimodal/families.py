@@ -5,7 +5,7 @@ In: a transformers config. Out: its `Family`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,19 +30,30 @@ from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
 _FRAMES_PER_POSITION = 2  # the encoder's second convolution has a stride of 2
 
 
+@dataclass(frozen=True)
 class _Whisper(Senses):
     """What speech models with an encoder like Whisper's have in common."""
 
     medium: ClassVar[Medium] = SOUND
 
-    def pixel_shape(self, config: Any) -> tuple[int, ...]:
+    config: Any
+    decoder_input: str | None = None
+    stacks_images: bool = True
+
+    @property
+    def image_token_id(self) -> int:
+        """See `Family`."""
+        return int(self.config.audio_token_id)
+
+    @property
+    def pixel_shape(self) -> tuple[int, ...]:
         """See `Family`: log-mel features and frames of a segment."""
-        audio = config.audio_config
+        audio = self.config.audio_config
         return int(audio.num_mel_bins), int(audio.max_source_positions * _FRAMES_PER_POSITION)
 
-    def reference_inputs(self, config: Any, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
+    def reference_inputs(self, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
         """See `Family`."""
-        del config, is_image
+        del is_image
         return {"input_features": torch.stack(tuple(images))} if images else {}
 
 
@@ -50,17 +61,15 @@ class _Whisper(Senses):
 class Voxtral(_Whisper):
     """Voxtral: segments of 30 seconds, the last one padded with silence, which is heard; neighbouring positions joined."""
 
-    decoder_input: str | None = None
-    stacks_images: bool = True
-
-    def rows_per_image(self, config: Any) -> int:
+    @property
+    def rows_per_image(self) -> int:
         """See `Family`."""
-        audio = config.audio_config
+        audio = self.config.audio_config
         return int(audio.max_source_positions * audio.hidden_size // audio.intermediate_size)
 
     def sight(self, network: Any) -> Sight:
         """See `Family`; the rows of each segment stay apart."""
-        model, rows = network.model, self.rows_per_image(network.config)
+        model, rows = network.model, self.rows_per_image
         width = network.config.audio_config.intermediate_size
 
         def look(features: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -77,16 +86,13 @@ class Qwen2Audio(_Whisper):
 
     masked: ClassVar[bool] = True
 
-    decoder_input: str | None = None
-    stacks_images: bool = True
-
-    def rows_per_image(self, config: Any) -> int:
+    @property
+    def rows_per_image(self) -> int:
         """See `Family`: those of a whole segment."""
-        return self.rows_of(config, self.pixel_shape(config)[-1])
+        return self.rows_of(self.pixel_shape[-1])
 
-    def rows_of(self, config: Any, frames: int) -> int:
+    def rows_of(self, frames: int) -> int:
         """See `Family`; a recording ends with its last whole row."""
-        del config
         return (frames + 1) // _FRAMES_PER_POSITION // 2
 
     def sight(self, network: Any) -> Sight:
@@ -103,7 +109,7 @@ class Qwen2Audio(_Whisper):
         return Sight({}, look)
 
 
-_HEARS: Mapping[str, Family] = {"voxtral": Voxtral(), "qwen2_audio": Qwen2Audio()}
+_HEARS: Mapping[str, Callable[[Any], Family]] = {"voxtral": Voxtral, "qwen2_audio": Qwen2Audio}
 
 
 def family_of(
@@ -139,13 +145,13 @@ def family_of(
             f"--task {task}: models of type {config.model_type!r} need --task {medium.task}.",
             f"Use --task {medium.task}.",
         )
-    family = _HEARS.get(config.model_type)
-    if family is None:
+    heard = _HEARS.get(config.model_type)
+    if heard is None:
         processed = processed_size(folder) if medium is IMAGES else None
         return feature_family(medium, config, image_size, trust_remote_code, processed and processed[0])
     if image_size is not None:
         raise OptionError(f"--image-size {image_size}: this model takes no images.", "Omit it.")
-    return family
+    return heard(config)
 
 
 __all__ = ["family_of"]

@@ -73,6 +73,10 @@ class Family(Protocol):
         """What it senses."""
 
     @property
+    def config(self) -> Any:
+        """The model's config."""
+
+    @property
     def decoder_input(self) -> str | None:
         """What the decoder takes beside embeddings: `TOKEN_TYPES`, `POSITIONS`, `PER_LAYER` or nothing."""
 
@@ -92,26 +96,31 @@ class Family(Protocol):
     def position_axes(self) -> int:
         """How many coordinates a position has."""
 
-    def image_token_id(self, config: Any) -> int:
-        """Return the id that stands for a row of an image in a prompt."""
+    @property
+    def image_token_id(self) -> int:
+        """The id that stands for a row of an image in a prompt."""
 
-    def rows_per_image(self, config: Any) -> int:
-        """Return how many rows an image becomes, at most."""
+    @property
+    def rows_per_image(self) -> int:
+        """How many rows an image becomes, at most."""
 
-    def row_count(self, config: Any) -> int | str:
-        """Return how many rows an image becomes; a formula of its sizes, where there are `free_axes`."""
+    @property
+    def row_count(self) -> int | str:
+        """How many rows an image becomes; a formula of its sizes, where there are `free_axes`."""
 
-    def rows_of(self, config: Any, frames: int) -> int:
+    def rows_of(self, frames: int) -> int:
         """Return how many rows a segment of some frames becomes."""
 
-    def rows_of_image(self, config: Any, shape: Sequence[int]) -> int:
+    def rows_of_image(self, shape: Sequence[int]) -> int:
         """Return how many rows an image or a whole segment of some shape becomes."""
 
-    def deepstack_layers(self, config: Any) -> int:
-        """Return how many of the decoder's first layers have further rows of an image added to what they give."""
+    @property
+    def deepstack_layers(self) -> int:
+        """How many of the decoder's first layers have further rows of an image added to what they give."""
 
-    def pixel_shape(self, config: Any) -> tuple[int, ...]:
-        """Return the shape of one image, as transformers' image processor gives it; of an example, where there are `free_axes`."""
+    @property
+    def pixel_shape(self) -> tuple[int, ...]:
+        """The shape of one image, as transformers' image processor gives it; of an example, where there are `free_axes`."""
 
     @property
     def told(self) -> str:
@@ -140,20 +149,18 @@ class Family(Protocol):
     def sight(self, network: Any) -> Sight:
         """Return the image encoder of a network."""
 
-    def reference_inputs(self, config: Any, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
+    def reference_inputs(self, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
         """Return what transformers' forward takes for a prompt, beside its ids.
 
         Args:
-            config: of the model.
             is_image: bool [1, S].
             images: of the prompt, each as the archive takes it.
         """
 
-    def positions(self, config: Any, ids: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
+    def positions(self, ids: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the positions int64 [axes, 1, S] of a text's tokens, from its start.
 
         Args:
-            config: of the model.
             ids: int64 [S]; some models look for the tokens around an image.
             shapes: of its images.
         """
@@ -175,27 +182,25 @@ class Senses(ABC):
         """See `Family`."""
         return 3
 
-    def image_token_id(self, config: Any) -> int:
-        """See `Family`."""
-        return int(getattr(config, self.medium.token_field))
-
+    @property
     @abstractmethod
-    def rows_per_image(self, config: Any) -> int:
+    def rows_per_image(self) -> int:
         """See `Family`."""
 
-    def row_count(self, config: Any) -> int | str:
+    @property
+    def row_count(self) -> int | str:
         """See `Family`."""
-        return self.rows_per_image(config)
+        return self.rows_per_image
 
-    def rows_of(self, config: Any, frames: int) -> int:
+    def rows_of(self, frames: int) -> int:
         """See `Family`: there is no other size."""
         del frames
-        return self.rows_per_image(config)
+        return self.rows_per_image
 
-    def rows_of_image(self, config: Any, shape: Sequence[int]) -> int:
+    def rows_of_image(self, shape: Sequence[int]) -> int:
         """See `Family`: there is no other size."""
         del shape
-        return self.rows_per_image(config)
+        return self.rows_per_image
 
     @property
     def told(self) -> str:
@@ -212,9 +217,9 @@ class Senses(ABC):
         del told
         return ()
 
-    def deepstack_layers(self, config: Any) -> int:
+    @property
+    def deepstack_layers(self) -> int:
         """See `Family`."""
-        del config
         return 0
 
     def image_side(self) -> int | None:
@@ -230,7 +235,7 @@ class Senses(ABC):
         del shapes
         return {}
 
-    def positions(self, config: Any, ids: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
+    def positions(self, ids: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """See `Family`: one after the other, as the decoder counts them itself."""
-        del config, shapes
+        del shapes
         return np.broadcast_to(np.arange(len(ids), dtype=np.int64), (3, 1, len(ids)))

@@ -76,6 +76,11 @@ class FeatureFamily(Senses):
         """See `Family`."""
         return self.sensed
 
+    @property
+    def config(self) -> Any:
+        """See `Family`."""
+        return self.network.config
+
     @cached_property
     def decoder_input(self) -> str | None:
         """See `Family`."""
@@ -93,23 +98,24 @@ class FeatureFamily(Senses):
         """See `Family`."""
         return self.network.config.model_type in _WITH_BIDIRECTIONAL_PROMPTS
 
-    def image_token_id(self, config: Any) -> int:
+    @property
+    def image_token_id(self) -> int:
         """See `Family`."""
-        return int(_token_of(self.medium, config))
+        return int(_token_of(self.medium, self.config))
 
-    def rows_per_image(self, config: Any) -> int:
+    @property
+    def rows_per_image(self) -> int:
         """See `Family`."""
-        del config
         return self.rows
 
-    def deepstack_layers(self, config: Any) -> int:
+    @property
+    def deepstack_layers(self) -> int:
         """See `Family`."""
-        del config
         return self.stacked
 
-    def pixel_shape(self, config: Any) -> tuple[int, ...]:
+    @property
+    def pixel_shape(self) -> tuple[int, ...]:
         """See `Family`."""
-        del config
         return self.example.pixels[1:] if self.stacks_images else self.example.pixels
 
     def image_side(self) -> int | None:
@@ -120,14 +126,15 @@ class FeatureFamily(Senses):
         """See `Family`."""
         return self.example.axis
 
-    def row_count(self, config: Any) -> int | str:
+    @property
+    def row_count(self) -> int | str:
         """See `Family`."""
-        return super().row_count(config) if self.example.free_form is None else self.example.free_form.row_count
+        return super().row_count if self.example.free_form is None else self.example.free_form.row_count
 
-    def rows_of_image(self, config: Any, shape: Sequence[int]) -> int:
+    def rows_of_image(self, shape: Sequence[int]) -> int:
         """See `Family`."""
         form = self.example.free_form
-        return super().rows_of_image(config, shape) if form is None else form.rows(shape)
+        return super().rows_of_image(shape) if form is None else form.rows(shape)
 
     @property
     def told(self) -> str:
@@ -157,9 +164,8 @@ class FeatureFamily(Senses):
         """See `Family`."""
         return _sight(self.medium, network, self.example)
 
-    def reference_inputs(self, config: Any, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
+    def reference_inputs(self, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
         """See `Family`."""
-        del config
         taken = inspect.signature(self.network.forward).parameters
         of_prompt = torch.zeros_like(is_image) if self.bidirectional_prompts else is_image
         types = {TOKEN_TYPES: of_prompt.long(), MODALITY_TYPES: is_image.int()}
@@ -178,11 +184,11 @@ class FeatureFamily(Senses):
             **self.known([image.shape for image in images]),
         }
 
-    def positions(self, config: Any, ids: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
+    def positions(self, ids: np.ndarray, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """See `Family`; the model's own code says them."""
         if self.decoder_input != POSITIONS:
-            return super().positions(config, ids, shapes)
-        if self.image_token_id(config) not in ids:
+            return super().positions(ids, shapes)
+        if self.image_token_id not in ids:
             counted = np.arange(len(ids), dtype=np.int64)
             return np.broadcast_to(counted, (self.position_axes, 1, len(ids)))
         return self._indexed(torch.from_numpy(ids[None]), shapes)
@@ -190,12 +196,12 @@ class FeatureFamily(Senses):
     @cached_property
     def position_axes(self) -> int:
         """See `Family`."""
-        image = torch.full((1, self.rows), self.image_token_id(self.network.config))
+        image = torch.full((1, self.rows), self.image_token_id)
         return len(self._indexed(image, [self.example.pixels]))
 
     def _indexed(self, ids: torch.Tensor, shapes: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the positions of a prompt, as the model's own code finds them."""
-        is_image = ids == self.image_token_id(self.network.config)
+        is_image = ids == self.image_token_id
         given = {
             "input_ids": ids,
             "attention_mask": torch.ones_like(is_image, dtype=torch.int64),

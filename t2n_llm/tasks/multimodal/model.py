@@ -254,7 +254,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
     def meta(*shape: int, of: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.zeros(shape, dtype=of, device="meta")
 
-    deepstack = family.deepstack_layers(config)
+    deepstack = family.deepstack_layers
     rows = {deepstack_name(layer): meta(1, _STEPS, width, of=dtype) for layer in range(deepstack)}
     axes = family.position_axes if family.decoder_input == POSITIONS else 0
     shapes = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (axes, 1, _STEPS)}
@@ -271,7 +271,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
     embed = ModelGraph(
         role=EMBED,
         network=network,
-        module=EmbedModule(network, family.image_token_id(config), per_layer=bool(layered)),
+        module=EmbedModule(network, family.image_token_id, per_layer=bool(layered)),
         buffers=buffers,
         tied=tied,
         inputs={"input_ids": meta(1, _STEPS)},
@@ -282,9 +282,9 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
         graph_name=EMBED,
     )
     medium = family.medium
-    sensed = {medium.input_name: meta(*stack, *family.pixel_shape(config), of=dtype)}
+    sensed = {medium.input_name: meta(*stack, *family.pixel_shape, of=dtype)}
     if family.masked:
-        sensed[FRAME_MASK] = meta(*stack, family.pixel_shape(config)[-1])
+        sensed[FRAME_MASK] = meta(*stack, family.pixel_shape[-1])
     encoder = replace(
         embed,
         role=medium.role,

@@ -17,18 +17,17 @@ from t2n_llm.tasks.multimodal.family import Family
 _MASK, _PLACES = "pixel_attention_mask", "image_position_ids"
 
 
-def items_of(made: Mapping[str, Any], family: Family, config: Any) -> tuple[np.ndarray, ...]:
+def items_of(made: Mapping[str, Any], family: Family) -> tuple[np.ndarray, ...]:
     """Return the images or segments of a prompt, f32, each as the archive takes it (`Family.pixel_shape`).
 
     Args:
         made: by the processor.
         family: of the model.
-        config: of the model.
 
     Raises:
         OptionError: the processor makes images of another size, or videos.
     """
-    name, shape = family.medium.input_name, family.pixel_shape(config)
+    name, shape = family.medium.input_name, family.pixel_shape
     if made.get(name) is None:
         return ()
     told = {key: np.asarray(made[key]) for key in (name, *family.known([shape])) if key in made}

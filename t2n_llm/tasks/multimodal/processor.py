@@ -43,16 +43,15 @@ class PromptProcessor:
     Attributes:
         folder: of the export.
         processor: transformers'.
-        family, config: of the model.
+        family: of the model.
     """
 
     folder: Path
     processor: Any
     family: Family
-    config: Any
 
     @staticmethod
-    def of(folder: Path, family: Family, config: Any) -> PromptProcessor:
+    def of(folder: Path, family: Family) -> PromptProcessor:
         """Load the processor of a folder.
 
         Raises:
@@ -75,7 +74,7 @@ class PromptProcessor:
             ) from error
         if not any(hasattr(processor, name) for name in _READERS) or not hasattr(processor, "tokenizer"):
             raise ArchiveError(f"{folder}: it has no processor of {family.medium.noun}s.", hint)
-        return PromptProcessor(folder, processor, family, config)
+        return PromptProcessor(folder, processor, family)
 
     @property
     def tokenizer(self) -> Any:
@@ -110,12 +109,10 @@ class PromptProcessor:
             kind = kind_of(self.family)
             raise OptionError(
                 f"the model's processor refuses the prompt: {described(error)}",
-                f"Write one {kind} token in the prompt for each file, or omit --raw."
-                if images or audio
-                else f"Add --{kind} FILE: some models do not answer to text alone.",
+                f"Write one {kind} token in the prompt for each file, or omit --raw; some models need a file.",
             ) from error
         ids = tuple(int(token) for token in np.asarray(made["input_ids"]).reshape(-1))
-        items = items_of(made, self.family, self.config)
+        items = items_of(made, self.family)
         mask = made.get(FRAME_MASK) if self.family.masked else None
         frames = () if mask is None else tuple(int(count) for count in np.asarray(mask).sum(axis=1))
         self._check_rows(ids, items, frames)
@@ -136,7 +133,7 @@ class PromptProcessor:
         extractor = self.processor.feature_extractor
         rate, most = int(extractor.sampling_rate), getattr(extractor, "n_samples", None)
         waveforms = [read_waveform(file, rate) for file in files]
-        whole = bool(self.family.known([self.family.pixel_shape(self.config)]))
+        whole = bool(self.family.known([self.family.pixel_shape]))
         for file, waveform in zip(files, waveforms, strict=True):
             if most is not None and len(waveform) > most and (whole or self.family.masked):
                 name = "audio" if isinstance(file, bytes) else file
@@ -155,8 +152,8 @@ class PromptProcessor:
             OptionError: says both counts.
         """
         family = self.family
-        tokens = ids.count(family.image_token_id(self.config))
-        each = row_counts(family, self.config, images, frames)
+        tokens = ids.count(family.image_token_id)
+        each = row_counts(family, images, frames)
         if tokens != sum(each):
             raise OptionError(
                 f"the prompt has {tokens} {kind_of(self.family)} tokens, but the files become {sum(each)} rows "
@@ -165,19 +162,17 @@ class PromptProcessor:
             )
 
 
-def row_counts(
-    family: Family, config: Any, images: Sequence[np.ndarray], frames: Sequence[int] = ()
-) -> tuple[int, ...]:
+def row_counts(family: Family, images: Sequence[np.ndarray], frames: Sequence[int] = ()) -> tuple[int, ...]:
     """Return how many rows each image or segment becomes.
 
     Args:
-        family, config: of the model.
+        family: of the model.
         images: as the archive takes them.
         frames: of the segments before their ends, where `Family.masked`.
     """
     if frames:
-        return tuple(family.rows_of(config, count) for count in frames)
-    return tuple(family.rows_of_image(config, image.shape) for image in images)
+        return tuple(family.rows_of(count) for count in frames)
+    return tuple(family.rows_of_image(image.shape) for image in images)
 
 
 def kind_of(family: Family) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,12 +26,11 @@ class Pipeline:
         parts: Mapping[str, Answerer],
         turns: OpenTurns,
         family: Family,
-        config: Any,
         states: Sequence[StateTensor],
     ) -> None:
         """Connect the archives; `turns` and `states` are the decoder's."""
         self._parts, self._turns = parts, turns
-        self._family, self._config = family, config
+        self._family = family
         self._states = states
         self.engine_name, self.engine_version = parts[EMBED].engine_name, parts[EMBED].engine_version
 
@@ -44,7 +42,7 @@ class Pipeline:
             images, frames: see `look`.
         """
         decode = self._turns({}, [state.at_start(1) for state in self._states])
-        text = SensedText(self._parts[EMBED], decode, self._family, self._config)
+        text = SensedText(self._parts[EMBED], decode, self._family)
         text.expect(ids, self.look(images, frames), [image.shape for image in images])
         return text
 
@@ -59,7 +57,7 @@ class Pipeline:
         if frames:
             segments = np.stack(tuple(images))
             (answer,) = encoder.answer([segments, frame_mask(frames, segments.shape[-1])])
-            used = [self._family.rows_of(self._config, count) for count in frames]
+            used = [self._family.rows_of(count) for count in frames]
             return [np.concatenate([rows[:count] for rows, count in zip(answer, used, strict=True)])]
         questions = [np.stack(tuple(images))] if images and self._family.stacks_images else images
         seen = [encoder.answer([question]) for question in questions]
@@ -71,17 +69,17 @@ class Pipeline:
 class SensedText:
     """A text that is read from its start: the rows of images come where the prompt has their tokens."""
 
-    def __init__(self, embed: Answerer, decode: NextTurn, family: Family, config: Any) -> None:
+    def __init__(self, embed: Answerer, decode: NextTurn, family: Family) -> None:
         """Begin a text.
 
         Args:
             embed: the archive.
             decode: the next call of the decoder; it has not been called yet.
-            family, config: of the model.
+            family: of the model.
         """
         self._embed, self._decode = embed, decode
-        self._family, self._config = family, config
-        self._deepstack = family.deepstack_layers(config)
+        self._family = family
+        self._deepstack = family.deepstack_layers
         self._past = 0
 
     def expect(self, ids: Sequence[int], rows: Sequence[np.ndarray], shapes: Sequence[Sequence[int]]) -> None:
@@ -93,8 +91,8 @@ class SensedText:
             shapes: of the inputs that hold the images, one for each image since the start of the text.
         """
         known = np.array(ids, np.int64)
-        self._is_image = known == self._family.image_token_id(self._config)
-        self._positions = self._family.positions(self._config, known, shapes)
+        self._is_image = known == self._family.image_token_id
+        self._positions = self._family.positions(known, shapes)
         self._rows, self._seen = rows, 0
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -131,7 +129,6 @@ class SensedText:
 def open_pipeline(
     archives: Mapping[str, Path],
     family: Family,
-    config: Any,
     states: Sequence[StateTensor],
     engine: EngineOptions | None = None,
 ) -> Iterator[Pipeline]:
@@ -139,8 +136,7 @@ def open_pipeline(
 
     Args:
         archives: by role; others than the three are left alone.
-        family: of the config.
-        config: transformers config.
+        family: of the model.
         states: of the decoder.
         engine: see `open_answerer`.
 
@@ -151,7 +147,7 @@ def open_pipeline(
         roles = (EMBED, family.medium.role)
         parts = {role: stack.enter_context(open_answerer(archives[role], engine)) for role in roles}
         turns = stack.enter_context(open_turns(archives[DECODER], engine))
-        yield Pipeline(parts, turns, family, config, states)
+        yield Pipeline(parts, turns, family, states)
 
 
 def frame_mask(frames: Sequence[int], length: int) -> np.ndarray:

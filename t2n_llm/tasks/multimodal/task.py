@@ -100,10 +100,10 @@ class MultimodalTask(Task):
 
     def reference(self, subject: CheckSubject) -> ReferenceAnswers:
         """Answer prompts with and without images; see `multimodal.check`."""
-        config, family = subject.source.config, self._family(subject.source, subject.options)
+        family = self._family(subject.source, subject.options)
         subject.reporter.stage("Running PyTorch in f32 for reference")
         model = subject.reference_model(MULTIMODAL_MODEL)
-        answers = run_multimodal_reference(model, family, plan_prompts(config, family))
+        answers = run_multimodal_reference(model, family, plan_prompts(family))
         return ReferenceAnswers(answers, largest_of_all(answer.largest_states for answer in answers))
 
     def check(
@@ -111,14 +111,13 @@ class MultimodalTask(Task):
     ) -> ValidationReport:
         """Compare the answers to those prompts; see `multimodal.check`."""
         del original
-        config, family = subject.source.config, self._family(subject.source, subject.options)
+        family = self._family(subject.source, subject.options)
         return check_multimodal(
             subject.archives,
             family,
-            config,
             subject.states,
             subject.options.dtype,
-            plan_prompts(config, family),
+            plan_prompts(family),
             reference.answers,
             engine=subject.checking,
             tolerance=subject.tolerance,
@@ -132,7 +131,7 @@ class MultimodalTask(Task):
         return {
             "graph": interface(decoder.document, decoder.states, options.dtype)
             | {"prefill": recorded_chunks(prefill_chunks(source.config, decoder.document, options))},
-            "multimodal": connection(source.config, self._family(source, options)),
+            "multimodal": connection(self._family(source, options)),
             "model": text_model(source.config, variables.values()),
         }
 
@@ -152,31 +151,30 @@ class AudioTextToText(MultimodalTask):
     name = AUDIO_TEXT_TO_TEXT
 
 
-def archive_shape(family: Family, config: Any) -> list[int | str]:
+def archive_shape(family: Family) -> list[int | str]:
     """Return the shape of what the encoder's archive takes; sizes that may be any are named."""
     names = {axis: size.name for axis, size in family.free_axes.items()}
-    sizes = [names.get(axis, size) for axis, size in enumerate(family.pixel_shape(config))]
+    sizes = [names.get(axis, size) for axis, size in enumerate(family.pixel_shape)]
     return [*(["N"] if family.stacks_images else []), *sizes]
 
 
-def connection(config: Any, family: Family) -> dict[str, Any]:
+def connection(family: Family) -> dict[str, Any]:
     """Return what `export.json` says of how the archives connect.
 
     Args:
-        config: transformers config.
-        family: of the config.
+        family: of the model.
     """
     medium, further = family.medium, family.decoder_input
     return {
         "order": [EMBED, medium.role, DECODER],
-        medium.token_field: family.image_token_id(config),
-        f"rows_per_{medium.noun}": family.row_count(config),
+        medium.token_field: family.image_token_id,
+        f"rows_per_{medium.noun}": family.row_count,
         medium.input_name: {
-            "shape": archive_shape(family, config),
+            "shape": archive_shape(family),
             f"{medium.noun}s": family.told,
         },
         "scatter": f"row i of all {medium.output_name} replaces inputs_embeds at the i-th {medium.token_field}",
-        "deepstack": _DEEPSTACK if family.deepstack_layers(config) else None,
+        "deepstack": _DEEPSTACK if family.deepstack_layers else None,
         FRAME_MASK: _FRAME_MASK if family.masked else None,
         "token_type_ids": _TOKEN_TYPES[family.bidirectional_prompts] if further == TOKEN_TYPES else None,
         "per_layer_inputs": "second output of embed" if further == PER_LAYER else None,

@@ -136,11 +136,11 @@ def test_images_of_two_sizes_are_read_by_one_archive(
     seen = Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=256, max_pixels=4096)
     arrays = [Image.fromarray(read_image(file, None)) for file in pictures]
     made = seen(arrays, return_tensors="pt")
-    images = items_of(made, family, config)
+    images = items_of(made, family)
     assert [image.shape for image in images] == [(3, 4, 4, 384), (4, 4, 4, 384)] and family.image_side() is None
     assert manifest["multimodal"]["pixel_values"]["shape"] == ["H", "W", 4, 384]
     assert manifest["multimodal"]["rows_per_image"] == "H*W"
-    first, second = ([config.image_token_id] * count for count in row_counts(family, config, images))
+    first, second = ([config.image_token_id] * count for count in row_counts(family, images))
     ids = [20, *first, 21, *second, 22, 23]
     model = AutoModelForMultimodalLM.from_pretrained(folder / "source", dtype=torch.float32).eval()
     given = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones((1, len(ids)), dtype=torch.int64)}
@@ -155,7 +155,7 @@ def test_images_of_two_sizes_are_read_by_one_archive(
     )
     archives = {role: folder / "export" / part["archive"] for role, part in manifest["archives"].items()}
     tokens: list[int] = []
-    with open_pipeline(archives, family, config, recorded_states(manifest)) as pipeline:
+    with open_pipeline(archives, family, recorded_states(manifest)) as pipeline:
         held = HeldTokens(lambda: pipeline.begin(ids, images), [(0, 7)])
         logits = held.read(ids)
         while logits is not None and len(tokens) < _NEW:

@@ -81,13 +81,13 @@ def test_a_waveform_is_answered_as_transformers_answers_it(export: Path, listene
     family, manifest = family_of(model.config), read_manifest(export)
     with open_answerer(export / "frontend.nnef.tar") as front:
         features, mask = front.answer([recording[None], np.array([9_001])])
-    ids = (5, *[150] * family.rows_of(model.config, int(mask.sum())), 7, 8)
+    ids = (5, *[150] * family.rows_of(int(mask.sum())), 7, 8)
     inputs = {"input_features": given["input_features"], "feature_attention_mask": given["attention_mask"]}
     with torch.no_grad():
         said = model(input_ids=torch.tensor([ids]), **inputs).logits[0, -1]
         deaf = model(input_ids=torch.tensor([ids]), **inputs | {"input_features": torch.zeros(1, 8, 24)}).logits[0, -1]
     archives = {role: export / f"{role}.nnef.tar" for role in _READ_WEIGHTS}
-    with open_pipeline(archives, family, model.config, recorded_states(manifest)) as pipeline:
+    with open_pipeline(archives, family, recorded_states(manifest)) as pipeline:
         (answer,) = answers_of(pipeline, Prompt("", ids, features, frames=(int(mask.sum()),)), ())
     np.testing.assert_allclose(answer, said.numpy(), atol=1e-4)
     assert (said - deaf).abs().max() > 1e-2

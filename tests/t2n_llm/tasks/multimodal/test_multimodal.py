@@ -262,9 +262,9 @@ def test_what_is_seen_and_in_which_order_matters(
 
     config, manifest = AutoConfig.from_pretrained(checkpoint("gemma3")), read_manifest(gemma)
     family = family_of(config)
-    _, both, _ = plan_prompts(config, family)
+    _, both, _ = plan_prompts(family)
     files = {role: gemma / part["archive"] for role, part in manifest["archives"].items()}
-    with open_pipeline(files, family, config, recorded_states(manifest)) as pipeline:
+    with open_pipeline(files, family, recorded_states(manifest)) as pipeline:
         (cut,) = answers_of(pipeline, both, ())
         (whole,) = answers_of(pipeline, replace(both, cut=0), ())
         (swapped,) = answers_of(pipeline, replace(both, images=both.images[::-1]), ())
@@ -436,13 +436,13 @@ def test_positions_are_those_of_transformers(name: str, checkpoint: Callable[[st
     model = AutoModelForImageTextToText.from_pretrained(checkpoint(name)).model
     free = family_of(model.config)
     family, shapes = (free, [(2, 4), (3, 1)]) if free.free_axes else (family_of(model.config, 24), [(3, 3), (3, 3)])
-    image = family.image_token_id(model.config)
+    image = family.image_token_id
     first, second = ([image] * (rows * columns) for rows, columns in shapes)
     ids = torch.tensor([[5, 6, *first, 7, *second, 8, 9, 10]])
     is_image = ids == image
     grids = torch.tensor([[1, 2 * rows, 2 * columns] for rows, columns in shapes])
     expected, delta = model.get_rope_index(ids, is_image.int(), grids)
-    places = family.positions(model.config, ids[0].numpy(), shapes)
+    places = family.positions(ids[0].numpy(), shapes)
     np.testing.assert_array_equal(places, expected.numpy())
     assert places.max() + 1 == ids.shape[1] + int(delta)
 
@@ -450,18 +450,18 @@ def test_positions_are_those_of_transformers(name: str, checkpoint: Callable[[st
 def test_positions_follow_from_the_tokens_around_crops() -> None:
     model = build_tiny_model("minicpmv4_7", task=IMAGE_TEXT_TO_TEXT)
     config, family = model.config, family_of(model.config, 64)
-    rows = [family.image_token_id(config)] * family.rows_per_image(config)
+    rows = [family.image_token_id] * family.rows_per_image
     image = [config.image_start_id, *rows, config.image_end_id]
     crops = [config.slice_start_id, *rows, config.slice_end_id] * 2
     ids = torch.tensor([[5, 6, *image, *crops, 8, 9]])
-    known = family.known([family.pixel_shape(config)] * 3)
+    known = family.known([family.pixel_shape] * 3)
     types = (ids == rows[0]).int()
     expected, delta = model.base_model.get_rope_index(ids, mm_token_type_ids=types, **known)
-    found = family.positions(config, ids[0].numpy(), [family.pixel_shape(config)] * 3)
+    found = family.positions(ids[0].numpy(), [family.pixel_shape] * 3)
     np.testing.assert_array_equal(found, expected.numpy())
     assert found.max() + 1 == ids.shape[1] + int(delta)
     without = torch.where((ids == rows[0]) | (ids < 10), ids, 7)
-    assert not np.array_equal(found, family.positions(config, without[0].numpy(), [family.pixel_shape(config)] * 3))
+    assert not np.array_equal(found, family.positions(without[0].numpy(), [family.pixel_shape] * 3))
 
 
 def test_the_command_line_engine_agrees_too(

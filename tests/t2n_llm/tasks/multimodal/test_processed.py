@@ -28,10 +28,10 @@ def test_patches_of_several_images_are_told_apart() -> None:
     processor = Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=256, max_pixels=4096)
     family = family_of(config, 48)
     made = processor(_pictures(48), return_tensors="pt")
-    items = items_of(made, family, config)
+    items = items_of(made, family)
     assert [item.shape for item in items] == [(36, 384)] * 2
     np.testing.assert_array_equal(np.concatenate(items), made["pixel_values"])
-    assert items_of({}, family, config) == ()
+    assert items_of({}, family) == ()
 
 
 def test_images_of_any_size_keep_their_grids() -> None:
@@ -42,15 +42,15 @@ def test_images_of_any_size_keep_their_grids() -> None:
     family = family_of(config)
     pictures = [Image.new("RGB", size) for size in ((48, 96), (64, 32))]
     made = processor(pictures, return_tensors="pt")
-    items = items_of(made, family, config)
+    items = items_of(made, family)
     assert [item.shape for item in items] == [(6, 3, 4, 384), (2, 4, 4, 384)]
     np.testing.assert_array_equal(np.concatenate([item.reshape(-1, 384) for item in items]), made["pixel_values"])
     known = family.known([item.shape for item in items])
     np.testing.assert_array_equal(known["image_grid_thw"], made["image_grid_thw"])
-    assert [family.rows_of_image(config, item.shape) for item in items] == [18, 8]
+    assert [family.rows_of_image(item.shape) for item in items] == [18, 8]
     video = {**made, "image_grid_thw": np.array([[2, 12, 3], [1, 4, 8]])}
     with pytest.raises(OptionError, match="makes a video"):
-        items_of(video, family, config)
+        items_of(video, family)
 
 
 def test_the_size_that_a_processor_keeps_is_named() -> None:
@@ -60,11 +60,11 @@ def test_the_size_that_a_processor_keeps_is_named() -> None:
     processor = Qwen2VLImageProcessor(patch_size=8, merge_size=2, min_pixels=4096, max_pixels=4096)
     made = processor(_pictures(32), return_tensors="pt")
     with pytest.raises(OptionError, match=r"takes \[16, 384\], that of 32 x 32 pixels") as refused:
-        items_of(made, family_of(config, 32), config)
+        items_of(made, family_of(config, 32))
     assert refused.value.hint == "Export the model again with --image-size 64."
 
 
-def _gemma4(image_size: int) -> tuple[Any, Any, Any]:
+def _gemma4(image_size: int) -> tuple[Any, Any]:
     from transformers import Gemma4ImageProcessor
 
     config = tiny_config("gemma4", IMAGE_TEXT_TO_TEXT)
@@ -72,7 +72,7 @@ def _gemma4(image_size: int) -> tuple[Any, Any, Any]:
     processor = Gemma4ImageProcessor(
         patch_size=vision.patch_size, pooling_kernel_size=vision.pooling_kernel_size, max_soft_tokens=70
     )
-    return processor(_pictures(image_size), return_tensors="pt"), family_of(config, image_size), config
+    return processor(_pictures(image_size), return_tensors="pt"), family_of(config, image_size)
 
 
 def test_rows_that_fill_up_an_image_are_left_out() -> None:
@@ -80,8 +80,8 @@ def test_rows_that_fill_up_an_image_are_left_out() -> None:
         items_of(*_gemma4(48))
     assert refused.value.hint is not None
     kept = int(refused.value.hint.rstrip(".").split()[-1])
-    made, family, config = _gemma4(kept)
-    items = items_of(made, family, config)
+    made, family = _gemma4(kept)
+    items = items_of(made, family)
     rows = items[0].shape[1]
     assert rows < made["pixel_values"].shape[1]
     np.testing.assert_array_equal(np.stack(items)[:, 0], made["pixel_values"][:, :rows])
@@ -106,7 +106,7 @@ def _of_two_sizes(name: str) -> tuple[Any, Any]:
 def test_what_fills_up_smaller_images_is_left_out(name: str) -> None:
     made, config = _of_two_sizes(name)
     family = family_of(config)
-    first, second = items_of(made, family, config)
+    first, second = items_of(made, family)
     sizes = [[image.shape[axis] for axis in family.free_axes] for image in (first, second)]
     assert (
         first.size < np.asarray(made["pixel_values"][0]).size or second.size < np.asarray(made["pixel_values"][1]).size
@@ -114,9 +114,9 @@ def test_what_fills_up_smaller_images_is_left_out(name: str) -> None:
     told = made["image_sizes"] if name == "mistral3" else made["spatial_shapes"]
     np.testing.assert_array_equal(sizes, np.asarray(told))
     for image, (height, width) in zip((first, second), sizes, strict=True):
-        rows = eval(str(family.row_count(config)), {"H": height, "W": width})
-        assert int(rows) == family.rows_of_image(config, image.shape)
+        rows = eval(str(family.row_count), {"H": height, "W": width})
+        assert int(rows) == family.rows_of_image(image.shape)
     images = [torch.from_numpy(image) for image in (first, second)]
-    again = family.reference_inputs(config, torch.ones((1, 1), dtype=torch.bool), images)
+    again = family.reference_inputs(torch.ones((1, 1), dtype=torch.bool), images)
     for key, value in again.items():
         np.testing.assert_array_equal(value, made[key][tuple(slice(size) for size in value.shape)])
