@@ -5,10 +5,11 @@ usage: scripts/exporters_table.py [--tasks TASK,...] [--only TYPE,...] [--per-ta
                                   [--against dynamo|onnx|none] [--results FILE]
 
 Each model, static and dynamic, runs in a process of its own: exported, saved, loaded with `ExportedModel`, called
-and compared with the model at 1e-4. A dynamic export is also called at other sizes, where it takes them. Prints Markdown; --results
-gets a line of JSON a case, and exports that are in it are not run again. `--against onnx` puts ONNX beside it (the packages onnx,
-onnxscript and onnxruntime). The medians are of the exports alone; that of tract runs each program in tract and
-compares it. Exit code 1: tract was wrong somewhere.
+and compared with the model at 1e-4. A dynamic export is also called at other sizes, where it takes them. Models that read
+images are exported for generation, and each part is compared. Prints Markdown; --results gets a line of JSON a case, and
+exports that are in it are not run again. `--against onnx` puts ONNX beside it (the packages onnx, onnxscript and onnxruntime).
+The medians are of the exports alone; that of tract runs each program in tract and compares it. Exit code 1: tract was wrong
+somewhere.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -34,9 +36,11 @@ from t2n_llm.exporters.compat import capture_patches
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import reading_of
 from t2n_llm.tasks.heads.table import HEADS
+from t2n_llm.tasks.multimodal.check import plan_prompts
+from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.tasks import ZOO_TASKS, Way, architectures
-from t2n_llm.zoo.tiny_inputs import source_inputs
+from t2n_llm.zoo.tiny_inputs import source_inputs, tiny_image_size
 from t2n_llm.zoo.tiny_model import build_tiny_model
 
 TOLERANCE = 1e-4
@@ -88,6 +92,8 @@ def inputs_of(model: Any, task: str) -> list[Inputs]:
     """Return what a model is given: the example's, then inputs of other sizes."""
     if task == TEXT_GENERATION:
         return [_texts(model, *size) for size in ((2, 12), (3, 9))]
+    if ZOO_TASKS[task].way is Way.PROMPTS:
+        return [_prompt_with_image(model)]
     if ZOO_TASKS[task].way is Way.GENERATE:
         given = {name: value for name, value in source_inputs(model).items() if isinstance(value, torch.Tensor)}
         start = {"decoder_input_ids": torch.arange(3, 8)[None]} if model.config.is_encoder_decoder else {}
@@ -101,6 +107,14 @@ def _texts(model: Any, batch: int, steps: int) -> Inputs:
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.arange(3, 3 + batch * steps).remainder(vocabulary).reshape(batch, steps)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _prompt_with_image(model: Any) -> Inputs:
+    family = family_of(model.config, tiny_image_size(model.config))
+    prompt, *_ = plan_prompts(family)
+    ids, images = torch.tensor([prompt.ids]), [torch.from_numpy(image) for image in prompt.images]
+    beside = family.reference_inputs(ids == family.image_token_id, images)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **beside}
 
 
 # --- one export --------------------------------------------------------------------------------------
@@ -130,12 +144,14 @@ def outcome(model: Any, case: Mapping[str, str], inputs: Sequence[Inputs], backe
     begun = time.perf_counter()
     try:
         exporter, config = backend_of(backend)
-        exported = exporter.export(model, copy.deepcopy(example), config(dynamic=dynamic))
+        in_parts = ZOO_TASKS[case["task"]].way is Way.PROMPTS
+        export = exporter.export_for_generation if in_parts else exporter.export
+        exported = export(model, copy.deepcopy(example), config(dynamic=dynamic))
         seconds = time.perf_counter() - begun
         with tempfile.TemporaryDirectory() as folder:
             exported.save_pretrained(folder)
             loaded = ExportedModel.from_pretrained(folder, trust_remote_code=True)
-            verdict, said = compared(loaded, model, example)
+            verdict, said = compared_parts(loaded, model, example) if in_parts else compared(loaded, model, example)
             elsewhere = [compared(loaded, model, other) for other in others] if dynamic else []
     except Exception as error:  # whatever a backend raises
         reason = f"{type(error).__name__}: {error}"
@@ -144,6 +160,22 @@ def outcome(model: Any, case: Mapping[str, str], inputs: Sequence[Inputs], backe
     other = next((each for each in (WRONG, RIGHT) if each in found), NOT_TAKEN if found else "")
     said = said or "; ".join(why for each, why in elsewhere if each == WRONG)
     return Outcome(**record, verdict=verdict, elsewhere=other, seconds=seconds, said=said)
+
+
+def compared_parts(loaded: Any, model: Any, inputs: Inputs) -> tuple[str, str]:
+    """Return whether every part of an export for generation answers as its part of the model does, and what is wrong."""
+    from transformers.exporters.utils import decompose_for_generation
+
+    for name, (part, given) in decompose_for_generation(model, copy.deepcopy(inputs)).items():
+        verdict, said = compared(partial(_answer_of, loaded.runners[name]), part, given)
+        if verdict != RIGHT:
+            return verdict, f"{name}: {said}"
+    return RIGHT, ""
+
+
+def _answer_of(runner: Any, **inputs: Any) -> Any:
+    """Run a part with those of the inputs that it was exported with."""
+    return runner(**{name: value for name, value in inputs.items() if name in runner.metadata.kwargs})
 
 
 def compared(loaded: Any, model: Any, inputs: Inputs) -> tuple[str, str]:
