@@ -149,6 +149,8 @@ def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers itself raises plain Exception
+        if isinstance(error, ImportError):  # such as mistral-common for tekken.json
+            hint = "Install that package, or pass --no-tokenizer to export without it."
         raise MissingTokenizerError(
             f"{folder}: transformers cannot build its tokenizer: {_one_line(error)}", hint
         ) from error

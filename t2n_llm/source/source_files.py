@@ -23,11 +23,14 @@ TOKENIZER_FILES = (
     "spm_char.model",
     "vocab.json",
     "vocab.txt",
+    "tekken.json",  # Mistral's own
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
 )
-TOKENIZER_MODELS = frozenset({"tokenizer.json", "tokenizer.model", "spm_char.model", "vocab.json", "vocab.txt"})
+TOKENIZER_MODELS = frozenset(
+    {"tokenizer.json", "tokenizer.model", "spm_char.model", "vocab.json", "vocab.txt", "tekken.json"}
+)
 """Those that make a tokenizer, one of them."""
 CONFIG_FILES = (
     "config.json",
