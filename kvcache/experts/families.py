@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kvcache.attention.families import Forwards, registered, replaced_forwards
-from kvcache.compat import experts_table
+from kvcache.compat import experts_table, gated_activation
 from kvcache.experts.operators import Activation, all_experts, experts_forward, recognised_activation, routed_experts
 
 EXPERTS_NAME = "t2n_explicit"
@@ -227,7 +227,9 @@ def _step_experts(
     if math.isinf(self.limit):
         gate, up = joined[:, :half], joined[:, half:]
         return _gated(hidden_states, top_k_index, top_k_weights, gate=gate, up=up, down=down, act_fn=self.act_fn)
-    return all_experts(hidden_states, top_k_index, top_k_weights, inner=joined, down=down, between=self._apply_gate)
+    return all_experts(
+        hidden_states, top_k_index, top_k_weights, inner=joined, down=down, between=gated_activation(self)
+    )
 
 
 # --- shared ------------------------------------------------------------------------------------------
