@@ -90,6 +90,9 @@ class StageClock:
         self._title = title.split(" /")[0]  # without the path of the checkpoint
         self._since, self._cpu_since = now, cpu
 
+    def steps(self, done: int, total: int) -> None:
+        """Ignore the layers of a capture."""
+
     def progress(self, progress: Any) -> None:
         """Take the end of the writing for the beginning of a stage of its own."""
         if progress.done_entries == progress.total_entries and self._title.startswith("Writing"):

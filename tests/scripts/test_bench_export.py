@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from generic_export.weights.checkpoint import open_checkpoint
+from t2n_llm.reporter import Reporter
 from tests.load_script import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_export.py"
@@ -56,6 +57,11 @@ def outcome(**changes: Any) -> Any:
 def test_shapes_have_the_parameters_of_the_published_models(size: str, parameters: int) -> None:
     tensors = llama.tensors_of(llama.SHAPES[size])
     assert sum(int(np.prod(sizes)) for sizes in tensors.values()) == parameters
+
+
+def test_the_clock_is_a_reporter() -> None:
+    told = {name for name in vars(Reporter) if not name.startswith("_")}
+    assert told <= set(dir(bench.StageClock(0.0)))
 
 
 def test_8b_is_sharded_in_four_files_of_5_gb() -> None:
