@@ -229,7 +229,7 @@ SKELETON = """
     import torch, transformers
     from transformers import LlamaConfig
     from generic_export.nnef.text import graph_text
-        from t2n_llm.graph.causal_lm import build_graph
+    from t2n_llm.graph.causal_lm import build_graph
     from t2n_llm.graph.options import GraphOptions
     from t2n_llm.graph.storage import finish_model
     def peak():
