@@ -86,6 +86,24 @@ def test_sizes_on_both_sides_of_every_number(name: str, batch: int) -> None:
     check(ON_BOTH_SIDES[name], (torch.randn(batch, lengths[0], 8),), *others, dynamic_axes=LENGTH)
 
 
+def _positions_of_each(x: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(x.shape[1])[None]
+    if x.shape[0] != places.shape[0]:
+        places = places.expand(x.shape[0], -1)
+    return x + places.cumsum(-1)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_larger_batches_alone_are_expanded_to(batch: int) -> None:
+    others = [(torch.randn(other, length),) for other, length in ((3 - batch, 7), (1, 4), (3, 9))]
+    check(_positions_of_each, (torch.randn(batch, 6),), *others, dynamic_axes=LENGTH)
+
+
+def test_a_batch_of_one_that_is_something_else() -> None:
+    with pytest.raises(SpecializedAxisError, match=r"Eq\(B, 1\)"):
+        check(lambda x: x + 1 if x.shape[0] == 1 else x * 2, (torch.randn(1, 6),), dynamic_axes=LENGTH)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_distances_between_few_and_many(batch: int) -> None:
     lengths = (30, 1, 7, 25, 26) if batch == 1 else (7, 26)

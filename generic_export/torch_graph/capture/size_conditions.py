@@ -26,7 +26,13 @@ from generic_export.torch_graph.capture.exported_program import CapturedProgram,
 from generic_export.torch_graph.ir import SizeCondition
 from generic_export.torch_graph.nested import FlatCall, resize_example
 from generic_export.torch_graph.request import CaptureRequest, auto_symbols
-from generic_export.torch_graph.sizes.guards import SQUEEZES, assumptions, holds_for_many, is_largest_size
+from generic_export.torch_graph.sizes.guards import (
+    SQUEEZES,
+    assumptions,
+    holds_at_one_alone,
+    holds_for_many,
+    is_largest_size,
+)
 from generic_export.torch_graph.sizes.proofs import Branch, Sizes
 from generic_export.torch_graph.state import buffers_kept
 
@@ -83,6 +89,10 @@ def right_elsewhere(
     if not open_branches:
         return found, branches
     side = _other_side(request, own, call, shapes)
+    if side and all(map(holds_at_one_alone, open_branches)):
+        found_there, left = _beside_one(request, side, call, shapes)
+        if not any(holds_for_many(each) for each in left):
+            return found_there, left
     joined = side and _joined(request, found, side, own, call, shapes)
     if joined:
         return joined
@@ -131,6 +141,14 @@ def _side_at(
     asked = [each for each in way.branches if each not in right]
     way = replace(way, branches=tuple(asked))
     return _OtherSide(captured, way.only([each for each in asked if way.named(each) not in kept]), tensors)
+
+
+def _beside_one(
+    request: CaptureRequest, side: _OtherSide, call: FlatCall, shapes: DynamicShapes
+) -> tuple[CapturedProgram, Sequence[Branch]]:
+    """Return the program of larger sizes where an example has sizes of one, and the conditions left: it may be right at one too."""
+    branches = assumed_branches(request, side.captured, call.names)
+    return right_elsewhere(request, side.captured, branches, replace(call, tensors=side.tensors), shapes)
 
 
 def _joined(

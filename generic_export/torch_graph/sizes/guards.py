@@ -275,6 +275,15 @@ def holds_for_many(branch: Branch) -> bool:
     return all(map(holds, range(2, _LARGEST_TRIED)))
 
 
+def holds_at_one_alone(branch: Branch) -> bool:
+    """Say whether an assumption on one symbol holds for a size of 1, and for no larger one."""
+    symbols = sorted(branch.condition.free_symbols, key=str)
+    if len(symbols) != 1:
+        return False
+    holds = _holds(branch.condition, symbols[0])
+    return holds(1) and not any(map(holds, range(2, _LARGEST_TRIED)))
+
+
 def is_largest_size(branch: Branch, example: Sizes) -> bool:
     """Say whether an assumption on one symbol holds up to some size, that of the example among them, and no further."""
     span = _span(branch, example)
@@ -348,6 +357,7 @@ __all__ = [
     "assumptions",
     "bounds_of",
     "conditions_of",
+    "holds_at_one_alone",
     "holds_for_many",
     "is_largest_size",
     "larger_sizes",
