@@ -36,7 +36,7 @@ from t2n_llm.exporters.compat import capture_patches
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import reading_of
 from t2n_llm.tasks.heads.table import HEADS
-from t2n_llm.tasks.multimodal.check import plan_prompts
+from t2n_llm.tasks.multimodal.check import model_inputs, plan_prompts
 from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.names import TEXT_GENERATION
 from t2n_llm.zoo.tasks import ZOO_TASKS, Way, architectures
@@ -93,7 +93,8 @@ def inputs_of(model: Any, task: str) -> list[Inputs]:
     if task == TEXT_GENERATION:
         return [_texts(model, *size) for size in ((2, 12), (3, 9))]
     if ZOO_TASKS[task].way is Way.PROMPTS:
-        return [_prompt_with_image(model)]
+        family = family_of(model.config, tiny_image_size(model.config))
+        return [model_inputs(family, plan_prompts(family)[0])]
     if ZOO_TASKS[task].way is Way.GENERATE:
         given = {name: value for name, value in source_inputs(model).items() if isinstance(value, torch.Tensor)}
         start = {"decoder_input_ids": torch.arange(3, 8)[None]} if model.config.is_encoder_decoder else {}
@@ -107,14 +108,6 @@ def _texts(model: Any, batch: int, steps: int) -> Inputs:
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = torch.arange(3, 3 + batch * steps).remainder(vocabulary).reshape(batch, steps)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def _prompt_with_image(model: Any) -> Inputs:
-    family = family_of(model.config, tiny_image_size(model.config))
-    prompt, *_ = plan_prompts(family)
-    ids, images = torch.tensor([prompt.ids]), [torch.from_numpy(image) for image in prompt.images]
-    beside = family.reference_inputs(ids == family.image_token_id, images)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **beside}
 
 
 # --- one export --------------------------------------------------------------------------------------

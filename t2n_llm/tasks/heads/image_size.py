@@ -12,7 +12,7 @@ from typing import Any
 from t2n_llm.tasks.heads.inputs import IMAGE_SIDE, parts_of
 
 PROCESSOR_FILE = "preprocessor_config.json"
-_PROCESSORS_FILE = "processor_config.json"  # where newer releases save the settings of all parts of a processor
+_COMBINED_FILE = "processor_config.json"  # newer transformers releases save all settings of a processor here
 
 
 def image_size_of(config: Any, folder: Path | None, wanted: int | None = None) -> tuple[int, int]:
@@ -44,7 +44,7 @@ def processed_size(folder: Path | None) -> tuple[int, int] | None:
     """
     if folder is None:
         return None
-    settings = _settings(folder / PROCESSOR_FILE) or _settings(folder / _PROCESSORS_FILE).get("image_processor") or {}
+    settings = _settings(folder / PROCESSOR_FILE) or _settings(folder / _COMBINED_FILE).get("image_processor") or {}
     crops = settings.get("crop_size") if settings.get("do_center_crop") else None
     found = (_pair(each) for each in (crops, settings.get("pad_size"), settings.get("size")))
     return next((size for size in found if size is not None), None)

@@ -98,8 +98,8 @@ def plan_prompts(family: Family, seed: int = 0) -> tuple[Prompt, ...]:
     opening = [] if start is None or start >= known else [start]
     first, second = [*text(4), *opening], [*text(3), *opening]
     whole = family.decoder_input == TOKEN_TYPES
-    cut = len((*first, *rows(0, 2), *second)) + (0 if whole else len(rows(1, 2)) // 2)
-    cut = 0 if family.bidirectional_prompts else cut
+    inside = 0 if whole else len(rows(1, 2)) // 2
+    cut = 0 if family.bidirectional_prompts else len((*first, *rows(0, 2), *second)) + inside
     planned = (
         Prompt(f"one {noun}", (*text(5), *opening, *rows(0, 1), *text(6)), images(1)),
         Prompt(
@@ -134,6 +134,25 @@ def run_multimodal_reference(model: Any, family: Family, prompts: Sequence[Promp
         return [_generate(model, family, prompt) for prompt in prompts]
 
 
+def model_inputs(family: Family, prompt: Prompt) -> dict[str, Any]:
+    """Return what transformers' own model takes for a prompt, as its processor gives it.
+
+    Args:
+        family: of the model.
+        prompt: as `plan_prompts` plans it.
+    """
+    ids, images = torch.tensor([prompt.ids]), [torch.from_numpy(image) for image in prompt.images]
+    # Processors give the mask too: without one, some models count positions as if there were no image.
+    given: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        **family.reference_inputs(ids == family.image_token_id, images),
+    }
+    if prompt.frames:
+        given[FRAME_MASK] = torch.from_numpy(frame_mask(prompt.frames, prompt.images[0].shape[-1]))
+    return given
+
+
 def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     from transformers import DynamicCache
 
@@ -141,17 +160,7 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     options = {cache_keyword(model.forward): cache, "use_cache": True, "logits_to_keep": 1}
     if hasattr(model.base_model, "rope_deltas"):
         model.base_model.rope_deltas = None  # of the prompt before
-    ids, images = torch.tensor([prompt.ids]), [torch.from_numpy(image) for image in prompt.images]
-    image = family.image_token_id
-    is_image = ids == image
-    # Processors give the mask too: without one, some models count positions as if there were no image.
-    given = {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        **family.reference_inputs(is_image, images),
-    }
-    if prompt.frames:
-        given[FRAME_MASK] = torch.from_numpy(frame_mask(prompt.frames, prompt.images[0].shape[-1]))
+    image, given = family.image_token_id, model_inputs(family, prompt)
     rows: list[np.ndarray] = []
     tokens: list[int] = []
     for _ in range(_STEPS + 1):

@@ -87,7 +87,7 @@ class FeatureFamily(Senses):
         if hasattr(self.network.base_model, "get_rope_index"):
             return POSITIONS
         taken = inspect.signature(self.network.forward).parameters
-        text = self.network.config.get_text_config()
+        text = self.config.get_text_config()
         if PER_LAYER in taken and text.hidden_size_per_layer_input:
             return PER_LAYER
         both_ways = MODALITY_TYPES in taken and getattr(text, "use_bidirectional_attention", None) == "vision"
@@ -96,7 +96,7 @@ class FeatureFamily(Senses):
     @property
     def bidirectional_prompts(self) -> bool:
         """See `Family`."""
-        return self.network.config.model_type in _WITH_BIDIRECTIONAL_PROMPTS
+        return self.config.model_type in _WITH_BIDIRECTIONAL_PROMPTS
 
     @property
     def image_token_id(self) -> int:
