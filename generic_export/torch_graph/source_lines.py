@@ -23,7 +23,9 @@ from torch.fx import Node
 
 from generic_export.compat import stacks_taken_from
 
-_FRAME_PATTERN = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME_PATTERN = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\w+))?')
+_MODE = "__torch_function__"
+"""The function of a mode: it stands between a model's line and the operator, whoever wrote it."""
 SOURCE_KEY = "t2n_source"
 """Under this key of `torch.fx.traceback.annotate` is the line of a script that is being interpreted."""
 
@@ -52,9 +54,14 @@ def is_model_code(path: str, left_out: tuple[str, ...] = CAPTURING) -> bool:
     return not path.startswith(_STANDARD) or "site-packages" in path or "dist-packages" in path
 
 
-def _innermost(frames: Iterable[tuple[str, int | None]], left_out: tuple[str, ...]) -> str:
+def _innermost(frames: Iterable[tuple[str, int | str | None, str]], left_out: tuple[str, ...]) -> str:
     """Return the first of some frames, innermost first, that is a model's."""
-    return next((f"{os.path.basename(path)}:{line}" for path, line in frames if is_model_code(path, left_out)), "")
+    lines = (
+        f"{os.path.basename(path)}:{line}"
+        for path, line, function in frames
+        if function != _MODE and is_model_code(path, left_out)
+    )
+    return next(lines, "")
 
 
 def source_in_trace(stack_trace: str, left_out: tuple[str, ...] = CAPTURING) -> str:
@@ -65,20 +72,21 @@ def source_in_trace(stack_trace: str, left_out: tuple[str, ...] = CAPTURING) -> 
 def running_source(left_out: tuple[str, ...] = CAPTURING) -> str:
     """Return the line of a model that is running now: of the script that is interpreted, else of the innermost frame."""
     noted = (fx_traceback.current_meta.get("custom") or {}).get(SOURCE_KEY, "")
-    stack = ((frame.f_code.co_filename, line) for frame, line in walk_stack(inspect.currentframe()))
+    frames = walk_stack(inspect.currentframe())
+    stack = ((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
     return str(noted) or _innermost(stack, left_out)
 
 
 def raised_source(error: BaseException, left_out: tuple[str, ...] = CAPTURING) -> str:
     """Return the innermost line of a model that an error was raised in."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    return _innermost(((frame.filename, frame.lineno) for frame in frames), left_out)
+    return _innermost(((frame.filename, frame.lineno, frame.name) for frame in frames), left_out)
 
 
 def source_of_guard(location: Any) -> str:
     """Return the line that a guard comes from; "" for PyTorch's reasoning about layouts."""
     place = getattr(location, "filename", "") or "", getattr(location, "lineno", 0) or 0
-    return _innermost([place], (PACKAGE,)) if place[0] else ""
+    return _innermost([(*place, "")], (PACKAGE,)) if place[0] else ""
 
 
 def node_source(node: Node) -> str:
@@ -97,7 +105,7 @@ def _user_frame() -> StackSummary:
         path = frame.f_code.co_filename
         if path == _CALLER_OF_MODELS:  # what follows called the export
             break
-        if is_model_code(path):
+        if frame.f_code.co_name != _MODE and is_model_code(path):
             # torch.fx drops a stack without a frame of this name.
             call = FrameSummary(path, line, "forward", lookup_line=False, line="")
             return StackSummary.from_list([call])

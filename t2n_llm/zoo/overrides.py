@@ -87,7 +87,7 @@ def _rotary_axes(*sections: int, **further: Any) -> Mapping[str, Any]:
     return {"text_config": {"rope_parameters": rotary}}
 
 
-_WINDOWS = {"vision_config": {"window_size": 32}}  # of two by two joined patches
+_WINDOWS = {"vision_config": {"window_size": 32, "fullatt_block_indexes": [1]}}  # of two by two joined patches
 _OMNI_TOKENS = {
     "vision_start_token_id": VOCABULARY - 7,
     "audio_start_token_id": VOCABULARY - 3,

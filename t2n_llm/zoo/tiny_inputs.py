@@ -43,12 +43,12 @@ def source_inputs(model: Any) -> dict[str, Any]:
 
 
 def tiny_image_size(config: Any) -> int | None:
-    """Return the height of the images of a model that reads any size; None where it has its own."""
+    """Return the height of the images of a model that has to be given one; None where it has its own, or reads any size."""
     try:
         family_of(config, _IMAGE)
     except OptionError:
         return None
-    return _IMAGE
+    return None if family_of(config).free_axes else _IMAGE
 
 
 def _beside(name: str) -> dict[str, torch.Tensor]:

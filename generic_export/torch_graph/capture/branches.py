@@ -31,6 +31,7 @@ _CONSECUTIVE = 12
 _MULTIPLES = (2, 3, 5, 8, 13, 21)
 _PRIMES = (7, 31, 97, 331, 641, 1283)
 _MOST_TRIALS = 400
+_FEW = 16
 
 # What keeps the values and their order.
 _COPIES = frozenset((aten.contiguous.default, aten.clone.default, aten.alias.default, aten.detach.default))
@@ -125,10 +126,23 @@ class OneWay:
 
         return input_shapes(self.program, min(self.trials, key=rank))
 
-    def shapes_with_one(self, branch: Branch, example: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
-        """Return the shapes of the example, but with 1 for the size that a condition is about; None where that may not be."""
+    def shapes_with_one(self, branch: Branch, example: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+        """Return shapes with 1 for the size that a condition is about: a few of every other, and those of the example.
+
+        Few take less time; a module may not accept them, and what goes another way there is left out.
+        """
         (symbol,) = branch.condition.free_symbols
-        return shapes_with(self.program, self.names, example, self.names.get(symbol), 1)
+        name, sizes = self.names.get(symbol), symbols_at(self.program, example)
+        if sizes is None or name is None:
+            return []
+        others = [each for each in (*self.branches, *self.kept) if symbol not in each.condition.free_symbols]
+        found = []
+        for most in (_FEW, max(sizes.values())):
+            tried = {each: 1 if self.names.get(each) == name else min(size, most) for each, size in sizes.items()}
+            shapes = input_shapes(self.program, tried)
+            if shapes not in found and all(each.holds(tried) for each in others):
+                found.append(shapes)
+        return found
 
     def stands_for(self, other: OneWay) -> bool:
         """Say whether this program is right where the other one is.

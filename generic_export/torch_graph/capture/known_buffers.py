@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from generic_export.compat import DisableTorchFunction, pytree, without_modes
 from generic_export.errors import CaptureError
-from generic_export.torch_graph.sizes.in_tensors import SHAPING, SizeNumber, computed_of_sizes
+from generic_export.torch_graph.sizes.in_tensors import SHAPING, SizeNumber, SizeTable, computed_of_sizes
 
 MOST_VALUES = 64
 """How many values a buffer may have that a module decides by."""
@@ -265,10 +265,12 @@ class _KnownValues(TorchFunctionMode):
         def value(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
                 return self._known[id(leaf)].value
+            if isinstance(leaf, SizeTable):
+                return torch.tensor(leaf.values.tolist(), dtype=leaf.dtype)
             return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
-        given, keywords = pytree.tree_map(value, (args, kwargs))
         with without_modes(), DisableTorchFunction(), torch.no_grad():
+            given, keywords = pytree.tree_map(value, (args, kwargs))
             before = torch.get_rng_state()
             result = func(*given, **keywords)
             drawn = not torch.equal(before, torch.get_rng_state())
@@ -333,6 +335,8 @@ _NOT_IN_PLACE = frozenset({"__int__", "__index__", "__invert__", "__init__"})
 
 
 def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, SizeTable):
+        return value.is_open
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool | SizeNumber)
 
 

@@ -213,9 +213,10 @@ def _right_at_one(request: CaptureRequest, way: OneWay, call: FlatCall) -> list[
     for branch in at_one:
         (symbol,) = branch.condition.free_symbols
         if symbol not in agreeing:
-            shapes = way.shapes_with_one(branch, example)
-            tensors = None if shapes is None else tuple(map(resize_example, call.tensors, shapes))
-            agreeing[symbol] = tensors is not None and _agrees(request, way.program, tensors)
+            trials = [
+                tuple(map(resize_example, call.tensors, shapes)) for shapes in way.shapes_with_one(branch, example)
+            ]
+            agreeing[symbol] = any(_agrees(request, way.program, tensors) for tensors in trials)
     return [branch for branch in at_one if all(agreeing[symbol] for symbol in branch.condition.free_symbols)]
 
 

@@ -36,6 +36,7 @@ from generic_export.torch_graph.loops import loop
 from generic_export.torch_graph.sizes.answers import proved_sizes
 from generic_export.torch_graph.sizes.in_tensors import (
     as_size_or_tensor,
+    as_sizes,
     divided,
     padded,
     size_in_tensor,
@@ -304,7 +305,13 @@ def _unchunked_cross_entropy(*args: Any, options: Any = None, **kwargs: Any) -> 
     return torch.nn.functional.linear_cross_entropy(*args, **kwargs)
 
 
+def _interpolate(input: torch.Tensor, size: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """To sizes that numbers stand for, which PyTorch does not take."""
+    return torch.nn.functional.interpolate(input, as_sizes(size), *args, **kwargs)
+
+
 _REPLACED: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.interpolate: _interpolate,
     _get_item: _getitem,
     torch.chunk: _chunk,
     torch.Tensor.chunk: _chunk,

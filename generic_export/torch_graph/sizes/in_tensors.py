@@ -57,8 +57,8 @@ def _between(name: str, *, turned: bool = False) -> Callable[[SizeNumber, Any], 
 
     def apply(self: SizeNumber, other: Any) -> Any:
         left, right = (other, self) if turned else (self, other)
-        if isinstance(_as_size(other), int | float | torch.SymInt | torch.SymFloat):
-            return SizeNumber(operation(_as_size(left), _as_size(right)))
+        if isinstance(as_sizes(other), int | float | torch.SymInt | torch.SymFloat):
+            return SizeNumber(operation(as_sizes(left), as_sizes(right)))
         return of_tensors(left, right)  # a block of known buffers may know the other one's value
 
     return apply
@@ -113,7 +113,7 @@ class SizeNumber(_Computes):
         if func in _ROUNDING and not kwargs and len(args) == 1:
             return cls(_ROUNDING[func](args[0].value))
         if func in SHAPING:
-            return func(*map(_as_size, args), **{name: _as_size(value) for name, value in (kwargs or {}).items()})
+            return func(*map(as_sizes, args), **{name: as_sizes(value) for name, value in (kwargs or {}).items()})
         return func(*map(tensor_of, args), **{name: tensor_of(value) for name, value in (kwargs or {}).items()})
 
     def ceil(self) -> SizeNumber:
@@ -142,6 +142,13 @@ class SizeNumber(_Computes):
 
     def __bool__(self) -> bool:
         return bool(self.value)
+
+
+class FixedNumber(SizeNumber):
+    """One that is the same at every size, such as the number of frames of an image: `range` takes it."""
+
+    def __index__(self) -> int:
+        return int(self.value)
 
 
 class SizeTable(_Computes):
@@ -191,14 +198,20 @@ class SizeTable(_Computes):
         return applied
 
     @property
+    def is_open(self) -> bool:
+        """Whether a size in it is symbolic."""
+        return any(isinstance(each, torch.SymInt) for each in self.values.flat)
+
+    @property
     def shape(self) -> torch.Size:
         """The shape of the table."""
         return torch.Size(self.values.shape)
 
     def like(self, values: Any, dtype: torch.dtype | None = None) -> Any:
         """Return a table of the same type, or one of another type, or a number."""
-        whole = isinstance(values, np.ndarray)
-        return SizeTable(values, dtype or self.dtype, self.device) if whole else SizeNumber(values)
+        if isinstance(values, np.ndarray):
+            return SizeTable(values, dtype or self.dtype, self.device)
+        return FixedNumber(values) if isinstance(values, int) else SizeNumber(values)
 
     def tolist(self) -> list[Any]:
         """The sizes."""
@@ -222,7 +235,7 @@ def _with_table(name: str, *, turned: bool = False) -> Callable[[SizeTable, Any]
     operation, of_tensors = getattr(operator, name), getattr(torch, _OPERATORS[name])
 
     def apply(self: SizeTable, other: Any) -> Any:
-        known = other.values if isinstance(other, SizeTable) else _as_size(other)
+        known = other.values if isinstance(other, SizeTable) else as_sizes(other)
         if not isinstance(known, np.ndarray | int | torch.SymInt):
             left, right = (other, self) if turned else (self, other)
             return of_tensors(tensor_of(left), tensor_of(right))
@@ -251,7 +264,7 @@ def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _repeated(table: SizeTable, repeats: Any, dim: int | None = None, **options: Any) -> Any:
     """`torch.repeat_interleave` of a table of rank 1: a table again, or a tensor whose length is a size."""
-    counts = repeats.tolist() if isinstance(repeats, SizeTable | torch.Tensor) else _as_size(repeats)
+    counts = repeats.tolist() if isinstance(repeats, SizeTable | torch.Tensor) else as_sizes(repeats)
     counts = counts if isinstance(counts, list) else [counts] * len(table)
     if options or table.values.ndim != 1 or len(counts) != len(table) or dim not in (None, 0):
         return NotImplemented
@@ -262,7 +275,12 @@ def _repeated(table: SizeTable, repeats: Any, dim: int | None = None, **options:
     return torch.cat([torch.full((count,), value, dtype=dtype, device=device) for value, count in pairs])
 
 
+def _flattened(table: SizeTable, *options: Any, **named: Any) -> Any:
+    return NotImplemented if options or named else table.like(table.values.reshape(-1))
+
+
 _OF_TABLES: Mapping[str, Callable[..., Any]] = {
+    "flatten": _flattened,
     "sum": _reduced(np.sum),
     "prod": _reduced(np.prod),
     "cumsum": _reduced(np.cumsum),
@@ -271,9 +289,10 @@ _OF_TABLES: Mapping[str, Callable[..., Any]] = {
 """What gives sizes of tables of sizes, by its name in `torch` and of tensors; `NotImplemented` stands for a tensor's own."""
 
 
-def _as_size(value: Any) -> Any:
+def as_sizes(value: Any) -> Any:
+    """Return the sizes that numbers stand for, in lists too; everything else as it is."""
     if isinstance(value, list | tuple):
-        return type(value)(map(_as_size, value))
+        return type(value)(map(as_sizes, value))
     return value.value if isinstance(value, SizeNumber) else value
 
 
@@ -296,7 +315,7 @@ def tensor_of(value: Any) -> Any:
 def computed_of_sizes(function: Any, arguments: Sequence[Any]) -> SizeNumber | None:
     """Return what a function of tensors gives for sizes and plain numbers; None for one that is no arithmetic."""
     operation = _ARITHMETIC.get(function)
-    return None if operation is None else SizeNumber(operation(*map(_as_size, arguments)))
+    return None if operation is None else SizeNumber(operation(*map(as_sizes, arguments)))
 
 
 def _turned(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -322,7 +341,7 @@ _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
 
 def padded(input: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
     """`torch.nn.functional.pad` by sizes, or of a table of sizes."""
-    amounts = _as_size(pad)
+    amounts = as_sizes(pad)
     if isinstance(input, SizeTable) and mode == "constant" and all(isinstance(each, int) for each in amounts):
         pairs = list(zip(amounts[::2], amounts[1::2], strict=True))[::-1]
         around = [(0, 0)] * (input.values.ndim - len(pairs)) + pairs
@@ -333,9 +352,8 @@ def padded(input: Any, pad: Sequence[Any], mode: str = "constant", value: Any = 
 def sizes_or_none(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> SizeTable | None:
     """Return the table of a list of sizes, or of nested lists of them; None if none is symbolic, or for other data."""
     leaves = list(_leaves(data)) if isinstance(data, list | tuple) and dtype in (None, *_WHOLE) else []
-    if not any(isinstance(each, torch.SymInt) for each in leaves) or not all(map(_is_size, leaves)):
-        return None
-    return SizeTable(data, dtype or torch.int64, device)
+    found = SizeTable(data, dtype or torch.int64, device) if leaves and all(map(_is_size, leaves)) else None
+    return found if found is not None and found.is_open else None
 
 
 def _leaves(data: Any) -> Iterator[Any]:
@@ -352,7 +370,7 @@ def _is_size(value: Any) -> bool:
 
 def stepped(*bounds: Size, **options: Any) -> torch.Tensor:
     """`torch.arange`, but with steps that are floats from or to a size: how many there are is a size too."""
-    bounds = tuple(map(_as_size, bounds))
+    bounds = tuple(map(as_sizes, bounds))
     start, end, step = _bounds(*bounds, **{name: options[name] for name in ("start", "end", "step") if name in options})
     sized = any(isinstance(each, torch.SymInt | torch.SymFloat) for each in (start, end))
     if not sized or not isinstance(step, float) or options.get("out") is not None:
@@ -373,9 +391,11 @@ def _bounds(*given: Size, start: Size = 0, end: Size = 0, step: Size = 1) -> tup
 
 
 def as_size_or_tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.as_tensor`, but for quotients of sizes."""
+    """`torch.as_tensor`, but of sizes and of quotients of sizes."""
     if isinstance(data, torch.SymFloat) and not args and not kwargs:
         return SizeNumber(data)
+    if isinstance(data, SizeTable):
+        return data.to(*args, **{name: value for name, value in kwargs.items() if value is not None})
     return torch.as_tensor(data, *args, **kwargs)
 
 
@@ -411,6 +431,7 @@ __all__ = [
     "SizeNumber",
     "SizeTable",
     "as_size_or_tensor",
+    "as_sizes",
     "computed_of_sizes",
     "divided",
     "padded",

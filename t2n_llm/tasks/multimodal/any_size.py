@@ -17,6 +17,8 @@ from torch.nn.functional import pad
 
 from generic_export.torch_graph.request import DynamicSize
 
+_MOST_ROWS = 8  # of embeddings, in each direction of an example
+
 
 class FreeForm(Protocol):
     """How images of any height and width are passed: one in the archive, and the same for the model."""
@@ -88,7 +90,7 @@ class PatchGrid:
 
     def example(self, shape: Sequence[int]) -> tuple[int, ...]:
         """See `FreeForm`."""
-        side = math.isqrt(shape[0]) // self.merge
+        side = min(math.isqrt(shape[0]) // self.merge, _MOST_ROWS)
         return (side, side, self.merge**2, *shape[1:])
 
     def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:
@@ -150,7 +152,8 @@ class MaskedPatches:
     def example(self, shape: Sequence[int]) -> tuple[int, ...]:
         """See `FreeForm`."""
         _, patches, width = shape
-        return (math.isqrt(patches), math.isqrt(patches), width)
+        side = min(math.isqrt(patches), _MOST_ROWS * self.merge)
+        return (side, side, width)
 
     def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:
         """See `FreeForm`."""
@@ -176,6 +179,29 @@ class MaskedPatches:
         """See `FreeForm`."""
         pairs = zip(told[name], told["spatial_shapes"], strict=True)
         return tuple(rows[: height * width].reshape(height, width, -1) for rows, (height, width) in pairs)
+
+
+@dataclass(frozen=True)
+class PlacedPatches(MaskedPatches):
+    """The same, with the column and row of each patch (Gemma 4)."""
+
+    def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:
+        """See `FreeForm`."""
+        places = [_places(height, width, device) for height, width, *_ in shapes]
+        return {"image_position_ids": torch.nn.utils.rnn.pad_sequence(places, batch_first=True, padding_value=-1)}
+
+    def split(self, told: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
+        """See `FreeForm`."""
+        pairs = zip(told[name], told["image_position_ids"], strict=True)
+        sizes = [(rows, *(places.max(axis=0) + 1)) for rows, places in pairs]
+        return tuple(rows[: height * width].reshape(height, width, -1) for rows, width, height in sizes)
+
+
+def _places(height: Any, width: Any, device: Any) -> torch.Tensor:
+    """Return the column and row of each patch, [patches, 2]."""
+    columns = torch.arange(width, device=device)[None].expand(height, width)
+    rows = torch.arange(height, device=device)[:, None].expand(height, width)
+    return torch.stack((columns.flatten(), rows.flatten()), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -229,4 +255,4 @@ class SizedPixels:
         return tuple(pixels[None, :, :height, :width] for pixels, (height, width) in pairs)
 
 
-__all__ = ["FreeForm", "MaskedPatches", "PatchGrid", "SizedPixels"]
+__all__ = ["FreeForm", "MaskedPatches", "PatchGrid", "PlacedPatches", "SizedPixels"]

@@ -160,22 +160,28 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
     options = {cache_keyword(model.forward): cache, "use_cache": True, "logits_to_keep": 1}
     if hasattr(model.base_model, "rope_deltas"):
         model.base_model.rope_deltas = None  # of the prompt before
-    image, given = family.image_token_id, model_inputs(family, prompt)
+    placeholders, given = _placeholders(family), model_inputs(family, prompt)
     rows: list[np.ndarray] = []
     tokens: list[int] = []
     for _ in range(_STEPS + 1):
         logits = model(**given, **options).logits[0, -1]
         rows.append(logits.float().numpy())
-        tokens.append(_next_token(logits, image))
+        tokens.append(_next_token(logits, placeholders))
         given = {"input_ids": torch.tensor([tokens[-1:]])}
     kept = {slot: tensor.float().numpy() for slot, tensor in states_of(cache).items()}
     return Answer(tuple(rows), tuple(tokens[:-1]), largest_values(kept))
 
 
-def _next_token(logits: torch.Tensor, image: int) -> int:
-    """Return the likeliest token, the placeholder of images left out: the archives have no embedding of it."""
-    ranked = logits.topk(2).indices.tolist()
-    return int(next(token for token in ranked if token != image))
+def _placeholders(family: Family) -> frozenset[int]:
+    """Return the tokens that stand for images, video and sound: the archives have no embedding of them."""
+    named = (getattr(family.config, f"{kind}_token_id", None) for kind in ("image", "video", "audio"))
+    return frozenset((family.image_token_id, *(token for token in named if isinstance(token, int))))
+
+
+def _next_token(logits: torch.Tensor, placeholders: frozenset[int]) -> int:
+    """Return the likeliest token that is no placeholder."""
+    ranked = logits.topk(len(placeholders) + 1).indices.tolist()
+    return int(next(token for token in ranked if token not in placeholders))
 
 
 def answers_of(pipeline: Pipeline, prompt: Prompt, tokens: Sequence[int]) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ use the first one that runs. transformers names these parameters the same way in
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from generic_export.errors import OptionError
 from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE
-from t2n_llm.tasks.multimodal.any_size import FreeForm, MaskedPatches, PatchGrid, SizedPixels
+from t2n_llm.tasks.multimodal.any_size import FreeForm, MaskedPatches, PatchGrid, PlacedPatches, SizedPixels
 
 _ANY_SIZE = ("image_grid_thw", "image_grid_hw", "spatial_shapes", "target_sizes", "image_position_ids")
 _MOST_TILES = 12
@@ -49,6 +49,19 @@ class SensedExample:
     def free_form(self) -> FreeForm | None:
         """How an image of any size is passed; None if all images have one size."""
         return self.form if self.is_free else None
+
+    def grid(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Return height and width of an image in rows of embeddings, where they are known; (0, 0) else.
+
+        Args:
+            shape: of the image; its sizes may be symbolic.
+        """
+        if not isinstance(self.form, PatchGrid):
+            return 0, 0
+        if self.is_free:
+            return shape[0], shape[1]
+        side = math.isqrt(self.pixels[0]) // self.form.merge
+        return side, side
 
     def freed(self) -> SensedExample:
         """Return the same for images of any size; unchanged if there is no form for them."""
@@ -107,8 +120,9 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
         pooled = _first(getattr(config, "vision_config", config), "pooling_kernel_size", default=1)
         side = vision.side(image_size, pooled)
         pixels = side * vision.patch
-        for patch in dict.fromkeys((vision.patch, vision.patch * pooled)):  # pooled by the encoder, or by the processor
-            yield _with_places(pixels // patch, vision.channels * patch**2, pixels)
+        for merge in dict.fromkeys((pooled, 1)):  # pooled by the encoder, or by the processor
+            patch = vision.patch * pooled // merge
+            yield _with_places(pixels // patch, vision.channels * patch**2, pixels, merge)
     elif "pixel_attention_mask" in parameters:  # tiles of an image, all of them whole
         yield SensedExample((1, *vision.square()), nested=True)
         yield SensedExample((1, *vision.square()))
@@ -150,11 +164,10 @@ def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[SensedE
     yield SensedExample((1, frames, width), mask)
 
 
-def _with_places(side: int, width: int, pixels: int) -> SensedExample:
+def _with_places(side: int, width: int, pixels: int, merge: int) -> SensedExample:
     """Return the patches of an image, one a row, and the column and row of each."""
-    row, column = torch.arange(side * side) // side, torch.arange(side * side) % side
-    places = {"image_position_ids": torch.stack((column, row), dim=-1)[None]}
-    return SensedExample((1, side * side, width), places, side=pixels)
+    form = PlacedPatches(merge)
+    return SensedExample((1, side * side, width), form.known([(side, side)]), side=pixels, form=form)
 
 
 def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:

@@ -38,9 +38,11 @@ from t2n_llm.tasks.multimodal.family import (
     Senses,
     Sight,
 )
+from t2n_llm.tasks.multimodal.resampling import positions_of_one_image
+from t2n_llm.tasks.multimodal.windows import windows_filled_up
 
-_OF_ONE_SIZE = frozenset({"qwen2_5_omni", "qwen2_5_omni_thinker", "qwen2_5_vl"})
-"""Types whose encoders cannot be captured for grids of any size: they sort patches into windows."""
+_OF_ONE_SIZE = frozenset({"kimi_k25", "muse_glimmer", "muse_spark", "nemotron_h_omni"})
+"""Types whose encoders cannot be captured for grids of any size: they read numbers of patches from tensors."""
 
 _WITH_BIDIRECTIONAL_PROMPTS = frozenset({"paligemma"})
 
@@ -229,10 +231,15 @@ def start_token_id(medium: Medium, config: Any) -> int | None:
 
 def _sight(medium: Medium, network: Any, example: SensedExample) -> Sight:
     def look(pixels: torch.Tensor, known: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        shape = pixels.shape
         if (form := example.free_form) is not None:
             known, pixels = form.known([pixels.shape], pixels.device), form.flat(pixels)
-        with _EveryImageIsReal(pixels):
-            given = {medium.input_name: pixels[None] if example.nested else pixels, **known}
+        with (
+            _EveryImageIsReal(shape, alone=form is not None),
+            positions_of_one_image(network),
+            windows_filled_up(network, *example.grid(shape)) as further,
+        ):
+            given = {medium.input_name: pixels[None] if example.nested else pixels, **known, **further}
             found = _features_of(medium, network)(**given, return_dict=True)
         if isinstance(found.pooler_output, torch.Tensor) and found.pooler_output.ndim == 3:
             return (found.pooler_output,)
@@ -251,18 +258,30 @@ def _joined(rows: Any) -> torch.Tensor:
 
 
 class _EveryImageIsReal(TorchFunctionMode):
-    """Answers no where a model asks which pixels are 0: some drop images of nothing but zeros, which fill up a batch."""
+    """Answers no where a model asks which pixels are 0: some drop images of nothing but zeros, which fill up a batch.
 
-    def __init__(self, pixels: torch.Tensor) -> None:
+    Where an image of any size is read alone, nothing fills it up: a mask of rows keeps and counts all of them.
+    """
+
+    def __init__(self, shape: Sequence[int], *, alone: bool) -> None:
         super().__init__()
-        self._picture = tuple(pixels.shape[-3:])
+        self._picture = tuple(shape[-3:])
+        self._alone = alone
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func in _EQUALS and isinstance(args[1], float) and args[1] == 0.0:
             asked = args[0]
             if tuple(asked.shape[-3:]) == self._picture:
                 return torch.zeros(tuple(asked.shape), dtype=torch.bool, device=asked.device)
+        if self._alone and func is torch.Tensor.__getitem__ and _is_mask(args[1]):
+            return args[0].flatten(0, args[1].ndim - 1)
+        if self._alone and func is torch.Tensor.sum and _is_mask(args[0]) and (kwargs or {}).get("dim") == -1:
+            return torch.tensor([args[0].shape[-1]], device=args[0].device)
         return func(*args, **(kwargs or {}))
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype is torch.bool
 
 
 _EQUALS = (torch.Tensor.__eq__, torch.Tensor.eq, torch.eq)
@@ -331,13 +350,24 @@ def _family_of(
         stacks = not example.known and len(example.pixels) == 4 and found[0].ndim == 3
         rows = found[0].flatten(0, -2).shape[0]
         if image_size is None and config.model_type not in _OF_ONE_SIZE:
-            example = example.freed()
+            example, rows = _freed(medium, network, example) or (example, rows)
         return FeatureFamily(medium, network, example, rows, len(found) - 1, stacks)
     tried = "; ".join(map(str, refusals))
     raise UnknownArchitectureError(
         f"models of type {config.model_type!r}: {_FUNCTIONS[medium.task]} does not run for one {medium.noun}: {tried}.",
         "Use --task text-generation for the text model.",
     ) from refusals[0]
+
+
+def _freed(medium: Medium, network: Any, example: SensedExample) -> tuple[SensedExample, int] | None:
+    """Return how images of any size are passed, and the rows of one; None where a model makes rows of another number."""
+    freed = example.freed()
+    if freed.free_form is None:
+        return None
+    with torch.no_grad():
+        found = EncoderModule(network, _sight(medium, network, freed))(torch.empty(freed.pixels, device="meta"))
+    rows = found[0].flatten(0, -2).shape[0]
+    return (freed, rows) if rows == freed.free_form.rows(freed.pixels) else None
 
 
 def _examples(

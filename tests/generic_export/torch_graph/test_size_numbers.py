@@ -145,3 +145,32 @@ def test_a_table_of_sizes_is_a_tensor_to_everything_else() -> None:
 
     sizes = [(torch.randn(batch, length),) for batch, length in ((2, 4), (1, 3), (3, 9))]
     check(used, *sizes, dynamic_axes={"input_0": {0: "B", 1: "T"}})
+
+
+class Frames(torch.nn.Module):
+    """Patches of one image by its grid, as Ernie 4.5 VL, Mistral 3 and Video-LLaMA 3 read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("merge", torch.tensor(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grid = torch.as_tensor(torch.tensor([[1, x.shape[0], x.shape[1]]]), device=x.device)
+        (frames,), counts = grid[:, 0], grid.prod(-1).flatten()
+        offsets = torch.empty(counts.size(), dtype=counts.dtype)
+        offsets[0] = 0
+        offsets[1:] = counts.cumsum(dim=0)[:-1]
+        parts = [
+            torch.arange(offset + frame * count, offset + (frame + 1) * count)
+            for offset, count in zip(offsets, counts, strict=True)
+            for frame in range(0, frames, 2)
+        ]
+        found = x.flatten(0, 1)[torch.cat(parts)].reshape(x.shape)
+        _, height, width = grid[0]
+        size = height // self.merge, width // self.merge
+        return found + F.interpolate(x.permute(2, 0, 1)[None], size=size, mode="nearest")[0].permute(1, 2, 0)
+
+
+def test_a_grid_of_one_frame_counts_frames_and_keeps_offsets() -> None:
+    sizes = [(torch.randn(height, width, 3),) for height, width in ((4, 6), (1, 5), (7, 2))]
+    check(Frames(), *sizes, dynamic_axes={"input_0": {0: "H", 1: "W"}})

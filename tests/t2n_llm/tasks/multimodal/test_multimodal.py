@@ -158,16 +158,12 @@ def exported(source: Path, target: Path, **options: Any) -> ExportResult:
 
 
 HEARS = ("voxtral", "qwen2_audio")
-# 24 pixels: windows of 2 x 2, the last ones narrower, and positions between those of the table.
-ANY_SIZE = {"qwen2_5_vl": (24, 16), "qwen3_vl": (24,), "qwen3_vl_moe": (16,)}
+# None: of any size. 24 pixels: windows of 2 x 2, the last ones narrower, and positions between those of the table.
+ANY_SIZE = {"qwen2_5_vl": (None, 24), "qwen3_vl": (24,), "qwen3_vl_moe": (None,)}
 SIZES = [(family, size) for family in CONFIGS for size in ANY_SIZE.get(family, (None,))]
-_WHOLE_WINDOWS = ("qwen2_5_vl", 16)  # nightly: part of what 24 pixels have
 
 
-@pytest.mark.parametrize(
-    ("family", "image_size"),
-    [pytest.param(*each, marks=pytest.mark.nightly) if each == _WHOLE_WINDOWS else each for each in SIZES],
-)
+@pytest.mark.parametrize(("family", "image_size"), SIZES)
 def test_images_text_and_decoding_agree_with_transformers(
     family: str, image_size: int | None, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -434,8 +430,7 @@ def test_positions_are_those_of_transformers(name: str, checkpoint: Callable[[st
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(checkpoint(name)).model
-    free = family_of(model.config)
-    family, shapes = (free, [(2, 4), (3, 1)]) if free.free_axes else (family_of(model.config, 24), [(3, 3), (3, 3)])
+    family, shapes = family_of(model.config), [(2, 4), (3, 1)]
     image = family.image_token_id
     first, second = ([image] * (rows * columns) for rows, columns in shapes)
     ids = torch.tensor([[5, 6, *first, 7, *second, 8, 9, 10]])
