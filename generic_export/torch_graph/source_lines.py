@@ -25,7 +25,7 @@ from generic_export.compat import stacks_taken_from
 
 _FRAME_PATTERN = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\w+))?')
 _MODE = "__torch_function__"
-"""The function of a mode: it stands between a model's line and the operator, whoever wrote it."""
+"""The method of a `TorchFunctionMode`: its frame lies between the model's line and the operator, and is not the model's code."""
 SOURCE_KEY = "t2n_source"
 """Under this key of `torch.fx.traceback.annotate` is the line of a script that is being interpreted."""
 

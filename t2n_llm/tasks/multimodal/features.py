@@ -258,9 +258,9 @@ def _joined(rows: Any) -> torch.Tensor:
 
 
 class _EveryImageIsReal(TorchFunctionMode):
-    """Answers no where a model asks which pixels are 0: some drop images of nothing but zeros, which fill up a batch.
+    """Reports that no pixel is 0, because some models drop images of zeros as padding of a batch.
 
-    Where an image of any size is read alone, nothing fills it up: a mask of rows keeps and counts all of them.
+    A single image of any size has no padding either: a mask of rows keeps and counts all of them.
     """
 
     def __init__(self, shape: Sequence[int], *, alone: bool) -> None:
@@ -360,12 +360,15 @@ def _family_of(
 
 
 def _freed(medium: Medium, network: Any, example: SensedExample) -> tuple[SensedExample, int] | None:
-    """Return how images of any size are passed, and the rows of one; None where a model makes rows of another number."""
+    """Return how images of any size are passed, and the rows of one; None if the model does not run so, or counts otherwise."""
     freed = example.freed()
     if freed.free_form is None:
         return None
-    with torch.no_grad():
-        found = EncoderModule(network, _sight(medium, network, freed))(torch.empty(freed.pixels, device="meta"))
+    try:
+        with torch.no_grad():
+            found = EncoderModule(network, _sight(medium, network, freed))(torch.empty(freed.pixels, device="meta"))
+    except Exception:  # models raise exceptions of any type; it runs for one size
+        return None
     rows = found[0].flatten(0, -2).shape[0]
     return (freed, rows) if rows == freed.free_form.rows(freed.pixels) else None
 

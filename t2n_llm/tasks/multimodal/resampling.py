@@ -1,7 +1,7 @@
 """Position embeddings of image encoders for the grid of one image: places and weights along each axis, then their products.
 
-transformers computes them for all patches of all images at once, from tables with a row for each patch. For one image of any size
-that is a long graph of divisions, which takes tract minutes to load.
+transformers computes them patch by patch, for all images at once. For one image of any size that is a long graph of divisions,
+which tract takes minutes to load.
 """
 
 from __future__ import annotations
