@@ -38,8 +38,9 @@ from fetch_test_models import FetchError, default_output, fetch
 
 from generic_export.errors import OptionError, T2NError
 from t2n_llm import export_llm
+from t2n_llm.bench.benchmark import bench_archives
 from t2n_llm.bench.comparison import SpeedComparison
-from t2n_llm.cli.comparison import Grid, run_comparison
+from t2n_llm.cli.comparison import Grid
 from t2n_llm.export.located import locate_archive
 
 EXPORTS: Mapping[str, dict[str, Any]] = {
@@ -97,7 +98,8 @@ def measured(export: Path, model: Path, options: argparse.Namespace) -> SpeedCom
     grid = Grid.parse(options.prefill, options.depth, options.threads)
     plan = grid.plan(located, options.decode, options.repeat, 1)
     tell = lambda message: print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)  # noqa: E731
-    return run_comparison(located, options.against, str(model), TractWheel(timeout_seconds=3600), plan, tell)
+    engine = TractWheel(timeout_seconds=3600)
+    return bench_archives(located, engine, plan, tell, against=options.against, checkpoint=str(model))
 
 
 def ratios_of(export: str, comparison: SpeedComparison) -> dict[str, float]:

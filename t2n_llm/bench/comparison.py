@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from generic_export.errors import OptionError
-from t2n_llm.bench.benchmark import Samples
 from t2n_llm.bench.compared_engines.archive import ArchiveContender
 from t2n_llm.bench.compared_engines.protocol import Contender, Running
 from t2n_llm.graph.prefill import chunk_after
@@ -93,6 +92,31 @@ class ComparisonPlan:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """One figure measured several times.
+
+    Attributes:
+        values: in the order measured.
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle value."""
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the smallest and the largest value, as a share of the median."""
+        return (max(self.values) - min(self.values)) / 2 / self.median if self.median else 0.0
+
+    def asdict(self) -> dict[str, Any]:
+        """Return the figure as plain data."""
+        return {"median": self.median, "spread": self.spread, "values": self.values}
+
+
+@dataclass(frozen=True)
 class Point:
     """The speed of one contender at one place.
 
@@ -149,6 +173,10 @@ class SpeedComparison:
     def with_threads(self, threads: int) -> tuple[SpeedRun, ...]:
         """Return the contenders' runs with one number of threads, in order."""
         return tuple(run for run in self.runs if run.threads == threads)
+
+    def tokens(self, kind: str) -> list[int]:
+        """Return the lengths of prompts, or the depths, that were measured, in order."""
+        return sorted({point.tokens for run in self.runs for point in run.points if point.kind == kind})
 
     def ratio(self, run: SpeedRun, kind: str, tokens: int) -> float:
         """Return a contender's speed over the first's, with as many threads: above 1 is faster.
@@ -220,7 +248,7 @@ def compare(
             folder.mkdir()
             contender.prepare(folder)
         runs = [run for threads in plan.threads for run in _contest(contenders, plan, threads, ids, progress)]
-    archives = {each.name: _told(each) for each in contenders if isinstance(each, ArchiveContender)}
+    archives = {each.name: each.asdict() for each in contenders if isinstance(each, ArchiveContender)}
     return SpeedComparison(plan, tuple(runs), archives)
 
 
@@ -228,15 +256,6 @@ def _check_names(names: Sequence[str]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise OptionError(f"{twice} is listed twice.", "List each compared engine once.")
-
-
-def _told(contender: ArchiveContender) -> dict[str, Any]:
-    description = contender.description
-    return {
-        "archive": str(contender.archive.path),
-        "archive_bytes": description.stored_bytes,
-        "bits_per_weight": description.bits_per_weight,
-    }
 
 
 # --- one number of threads ---------------------------------------------------------------------
@@ -335,4 +354,4 @@ def _threads_text(threads: int) -> str:
     return "1 thread" if threads == 1 else f"{threads} threads"
 
 
-__all__ = ["DEPTHS", "PREFILLS", "ComparisonPlan", "Point", "SpeedComparison", "SpeedRun", "compare"]
+__all__ = ["DEPTHS", "PREFILLS", "ComparisonPlan", "Point", "Samples", "SpeedComparison", "SpeedRun", "compare"]

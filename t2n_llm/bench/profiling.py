@@ -25,7 +25,7 @@ from generic_export.inference_target.tract.engines.wheel import TractWheel, Whee
 from generic_export.read.contents import StoredTensor, read_contents
 from generic_export.read.expansion import engine_names
 from generic_export.read.outline import GraphOutline, module_paths, read_outline
-from t2n_llm.bench.benchmark import timed_turns
+from t2n_llm.bench.compared_engines.archive import timed_turns
 from t2n_llm.bench.machine_limits import MachineLimits, measured_limits
 from t2n_llm.bench.traffic import bytes_read, cache_concats, consumers, flops
 from t2n_llm.check.runner import BIND_BATCH

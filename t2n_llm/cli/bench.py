@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from generic_export.sizes import size_text
 from t2n_llm.cli.parameters import ArchiveArgument, DeviceOption, JsonOption, QuietOption, require_archives
 from t2n_llm.cli.session import open_sink
 from t2n_llm.cli.tables import table_of
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
     from generic_export.inference_target.tract.engines.cli import TractCli
     from generic_export.inference_target.tract.engines.wheel import TractWheel
-    from t2n_llm.bench.benchmark import BenchReport, Samples
-    from t2n_llm.bench.comparison import SpeedComparison
     from t2n_llm.bench.machine_limits import MachineLimits
     from t2n_llm.bench.profiling import PhaseProfile, ProfileReport, TimeShare
 
@@ -95,7 +92,7 @@ def bench(
         typer.Option(metavar="N,...", help="Cached tokens before decoding: 0; with --against 64,512,2048,8192,16384."),
     ] = None,
     threads: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Threads, one run each; with --against 1,all.")
+        str | None, typer.Option(metavar="N,...", help="Threads, one run each: 1; with --against 1,all.")
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", "-r", min=1, help="Measured runs; the median is reported.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="Runs before measuring.")] = 1,
@@ -112,33 +109,22 @@ def bench(
     Exit code 0: measured. 2: bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
-        from t2n_llm.bench.benchmark import BenchPlan, bench_archives
-        from t2n_llm.cli.bench_plot import check_plot, plot_bench
-        from t2n_llm.cli.comparison import Grid, comparison_tables, plot_comparison, run_comparison
+        from t2n_llm.bench.benchmark import bench_archives
+        from t2n_llm.cli.comparison import Grid, check_plot, comparison_tables, plot_comparison
         from t2n_llm.export.located import locate_archive
 
         if plot is not None:
             check_plot(plot)
         grid = Grid.parse(prefill, depth, threads)
         located = [locate_archive(archive) for archive in archives]
-        command = (engine == "cli" or tract is not None) and not against
+        command = engine == "cli" or tract is not None
         chosen = _engine(engine, tract, device, timeout, grid.only_threads if command else 1)
-        report: BenchReport | SpeedComparison
-        if against or not (grid.is_one_place if command else grid.is_single):
-            report = run_comparison(
-                located, against or [], checkpoint, chosen, grid.plan(located, decode, repeat, warmup), sink.stage
-            )
-            tables = comparison_tables(report)
-            if plot is not None:
-                plot_comparison(report, plot)
-        else:
-            plan = BenchPlan(grid.prefill, decode or BenchPlan.decode, grid.depth, repeat, warmup)
-            report = bench_archives(located, chosen, plan, sink.stage)
-            tables = _bench_tables(report)
-            if plot is not None:
-                plot_bench(report, plot)
+        plan = grid.plan(located, decode, repeat, warmup, against=bool(against))
+        report = bench_archives(located, chosen, plan, sink.stage, against=against or (), checkpoint=checkpoint)
+        if plot is not None:
+            plot_comparison(report, plot)
     sink.record(report.asdict())
-    sink.show(*tables)
+    sink.show(*comparison_tables(report))
     if plot is not None:
         sink.drew(plot)
 
@@ -220,35 +206,6 @@ def _add_share(table: Table, share: TimeShare, limits: MachineLimits) -> None:
     limit = f"{near:.0%}" if near >= 0.005 else ""
     took = f"{share.seconds * 1e3:.3f}"
     table.add_row(escape(share.name), str(share.nodes), took, f"{share.share:.1%}", speed, limit)
-
-
-def _bench_tables(report: BenchReport) -> Iterator[Any]:
-    from rich.markup import escape
-
-    plan = report.plan
-    at = f"@{plan.depth}" if plan.depth else ""
-    speeds = f">pp{plan.prefill} t/s", f">tg{plan.decode}{at} t/s"
-    table = table_of("archive", ">size", *speeds, ">load+opt s", ">peak")
-    for index, (figures, ratios) in enumerate(zip(report.archives, report.ratios(), strict=True)):
-        ratio = {name: f"\n{value:.2f}x" if index else "" for name, value in ratios.items()}
-        table.add_row(
-            escape(figures.name),
-            size_text(figures.archive_bytes) + ratio["archive_bytes"],
-            _samples(figures.prefill) + ratio["prefill"],
-            _samples(figures.decode) + ratio["decode"],
-            f"{figures.load.median:.2f}+{figures.optimise.median:.2f}",
-            size_text(figures.peak_rss_bytes) + ratio["peak_rss"],
-        )
-    yield (
-        f"tract {report.engine_version} ({report.engine}, {report.device}): median of {plan.repeats} runs; t/s: "
-        "tokens per second, ± half the range; x: ratio to the first"
-    )
-    yield table
-
-
-def _samples(samples: Samples) -> str:
-    spread = f" ±{samples.spread:.0%}" if len(samples.values) > 1 else ""
-    return f"{samples.median:,.1f}{spread}"
 
 
 # --- quantize-report ---------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from generic_export.errors import MissingExtraError
-from t2n_llm.bench.benchmark import Samples
 from t2n_llm.bench.compared_engines.llama_cpp import node_package, node_program
-from t2n_llm.bench.comparison import ComparisonPlan, Point, SpeedComparison, SpeedRun
+from t2n_llm.bench.comparison import ComparisonPlan, Point, Samples, SpeedComparison, SpeedRun
 from tests.load_script import load_script
 from tests.trained_model import REAL_MODEL
 

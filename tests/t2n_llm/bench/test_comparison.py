@@ -1,4 +1,4 @@
-"""`t2n-llm bench --against`: who takes turns with whom, at which depths, and what is reported."""
+"""`t2n-llm bench`: who takes turns with whom, at which depths, and what is reported."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generic_export.errors import EngineRunError, OptionError
-from t2n_llm.bench.benchmark import Samples
 from t2n_llm.bench.compared_engines.protocol import Turns
-from t2n_llm.bench.comparison import ComparisonPlan, Point, SpeedComparison, SpeedRun, compare
+from t2n_llm.bench.comparison import ComparisonPlan, Point, Samples, SpeedComparison, SpeedRun, compare
 from t2n_llm.cli.comparison import Grid, plot_comparison
 from tests.systems import needs_posix
 from tests.t2n_llm.bench.engine_programs import llama_cpp_lacks
@@ -102,12 +101,13 @@ def test_lists_leave_out_what_the_model_has_no_positions_for(real_export: Path) 
     from t2n_llm.export.located import locate_archive
 
     archives = [locate_archive(real_export)]  # 1024 positions
-    plan = Grid.parse(None, None, "1,all,1").plan(archives, None, 5, 1)
+    plan = Grid.parse(None, None, "1,all,1").plan(archives, None, 5, 1, against=True)
     assert (plan.prefills, plan.depths) == ((64, 512), (64, 512))
     assert plan.threads[0] == 1 and len(plan.threads) == len(set(plan.threads))
     short = [replace(archives[0], max_positions=100_000)]
-    assert Grid.parse(None, None, None).plan(short, None, 5, 1).depths == (64, 512, 2048, 8192, 16384)
-    assert Grid.parse("64", "0", None).is_single and not Grid.parse("64", "0", "1").is_single
+    assert Grid.parse(None, None, None).plan(short, None, 5, 1, against=True).depths == (64, 512, 2048, 8192, 16384)
+    alone = Grid.parse(None, None, None).plan(archives, None, 5, 1, against=False)
+    assert (alone.prefills, alone.depths, alone.decode, alone.threads) == ((512,), (0,), 128, (1,))
 
 
 # --- the plan ---------------------------------------------------------------------------------
