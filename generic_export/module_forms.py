@@ -1,12 +1,15 @@
 """What `export_model_to_nnef` takes in place of a plain f32 module: an `ExportedProgram`, a wrapped or a bfloat16 module.
 
+Also encoders whose fast path skips padding, which captures do not take.
+
 In: a program, or a module and an element type. Out: a module that can be captured, with its example and dynamic axes.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,4 +135,39 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-__all__ = ["ProgramCall", "call_of", "computing_in", "unwrapped_module"]
+PADDING_SKIPPED = (
+    "In eval mode nn.TransformerEncoder skips the positions that src_key_padding_mask leaves out, and returns 0 there; the archive "
+    "computes them. Call torch.backends.mha.set_fastpath_enabled(False), or make the encoder with enable_nested_tensor=False, "
+    "and PyTorch computes what the archive does. Or do not read those positions."
+)
+
+
+def skips_padding(model: nn.Module) -> bool:
+    """Say whether a module has PyTorch's fast path for padded batches, which captures do not take."""
+    return bool(_encoders_that_skip(model))
+
+
+def _encoders_that_skip(model: nn.Module) -> list[nn.TransformerEncoder]:
+    if not torch.backends.mha.get_fastpath_enabled():
+        return []
+    encoders = (module for module in model.modules() if isinstance(module, nn.TransformerEncoder))
+    return [encoder for encoder in encoders if encoder.enable_nested_tensor]
+
+
+@contextmanager
+def told_of_skipped_padding(model: nn.Module) -> Iterator[None]:
+    """Warn where an encoder that skips padding is captured with a mask: an example without padding shows no difference."""
+    masked: list[bool] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        masked.append((args[2] if len(args) > 2 else kwargs.get("src_key_padding_mask")) is not None)
+
+    with ExitStack() as stack:
+        for encoder in _encoders_that_skip(model):
+            stack.callback(encoder.register_forward_pre_hook(note, with_kwargs=True).remove)
+        yield
+    if any(masked):
+        warnings.warn(PADDING_SKIPPED, stacklevel=4)
+
+
+__all__ = ["ProgramCall", "call_of", "computing_in", "skips_padding", "told_of_skipped_padding", "unwrapped_module"]

@@ -41,6 +41,8 @@ ORDER = {
         detection
         remodel
         export
+        export_attempts
+        checked_archive
         assertions opened_archive
         debug/coverage
         inference_target

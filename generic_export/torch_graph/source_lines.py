@@ -36,7 +36,8 @@ PACKAGE = os.path.dirname(os.path.dirname(__file__))
 """The generic_export package. Its models (detectors) count as user code, except where code asks about sizes."""
 _CALLER_OF_MODELS = os.path.join(PACKAGE, "torch_graph", "nested.py")
 CAPTURING = tuple(
-    os.path.join(PACKAGE, name) for name in ("torch_graph", "torchscript", "capture.py", "compat.py", "export.py")
+    os.path.join(PACKAGE, name)
+    for name in ("torch_graph", "torchscript", "capture.py", "compat.py", "export.py", "export_attempts.py")
 )
 """What captures models, and is no model."""
 
