@@ -25,7 +25,9 @@ from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-SAME, DIFFERENT, SKIPPED = "same", "different", "skipped"
+SAME, DIFFERENT, KNOWN, SKIPPED = "same", "different", "known to differ", "skipped"
+# Their code in transformers iterates over a set that is written with braces, whose order is that of the process.
+_UNORDERED = frozenset({"dory"})
 _WORKER = "--export-what-stdin-names"
 
 
@@ -35,7 +37,7 @@ class Comparison:
 
     Attributes:
         architecture: a model type of transformers.
-        outcome: `same`, `different` or `skipped`.
+        outcome: `same`, `different`, `known to differ` or `skipped`.
         files: how many files the archive has.
         message: what differs, or why nothing was compared.
     """
@@ -132,7 +134,8 @@ def compare(architecture: str, one: Path, other: Path) -> Comparison:
     if not names:
         return Comparison(architecture, SAME, len(first))
     line = first_difference(one, other) if "graph.nnef" in names else ""
-    return Comparison(architecture, DIFFERENT, len(first), f"{', '.join(names[:3])}{line}")
+    outcome = KNOWN if architecture in _UNORDERED else DIFFERENT
+    return Comparison(architecture, outcome, len(first), f"{', '.join(names[:3])}{line}")
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -193,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.worker:
         serve(options.dtype)
         return 0
-    counts = dict.fromkeys((SAME, DIFFERENT, SKIPPED), 0)
+    counts = dict.fromkeys((SAME, DIFFERENT, KNOWN, SKIPPED), 0)
     for comparison in run(options):
         counts[comparison.outcome] += 1
         if options.results is not None:

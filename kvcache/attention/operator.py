@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true as is_sure
 from torch.overrides import TorchFunctionMode
 
 from generic_export.compat import viewed
@@ -253,9 +254,10 @@ def _attention_forward(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if indices is not None:
         attention_mask = _chosen_keys(indices, key.shape[2], attention_mask)
-    choice.unmasked += attention_mask is None and not causal and query.shape[2] > 1
+    several = not is_sure(query.shape[2] == 1)  # asking a size that may be 1 would hold the graph to the answer
+    choice.unmasked += attention_mask is None and not causal and several
     causal = bool(causal) and attention_mask is None
-    choice.relied += causal and query.shape[2] > 1
+    choice.relied += causal and several
     choice.taken += attention_mask is not None and any(viewed(attention_mask) is viewed(each) for each in choice.made)
     if position_bias is not None:
         attention_mask = _biased(position_bias, attention_mask)

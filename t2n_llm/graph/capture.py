@@ -178,19 +178,24 @@ class SortedSet(set, metaclass=_SetType):
             return super().__iter__()
 
 
+_CALLED = frozenset({"transformers.masking_utils"})
+"""Modules of transformers that iterate over sets, and that models call."""
+
+
 @contextmanager
 def sorted_sets(network: nn.Module) -> Iterator[None]:
     """Let the code of a network iterate over sets in sorted order.
 
-    Replaces `set` in the Python modules that define the network's classes (PyTorch's own excepted), and sets that are attributes of
-    its modules.
+    Replaces `set` in the Python modules that define the network's classes (PyTorch's own excepted), in transformers' modules that
+    these call, and sets that are attributes of its modules. Sets that are written with braces are not replaced.
 
     Args:
         network: not changed when the block ends.
     """
     parts = list(network.modules())
+    names = {type(part).__module__ for part in parts if not type(part).__module__.startswith("torch.")}
     with ExitStack() as stack:
-        for name in {type(part).__module__ for part in parts if not type(part).__module__.startswith("torch.")}:
+        for name in names | _CALLED.intersection(sys.modules):
             stack.enter_context(mock.patch.object(sys.modules[name], "set", SortedSet, create=True))
         for part in parts:
             for name, value in list(vars(part).items()):

@@ -31,7 +31,15 @@ class TaskModels:
 _HEARING = frozenset(
     {
         *("audioflamingo3", "fun_asr_nano", "glmasr", "granite_speech", "granite_speech_plus", "kyutai_speech_to_text"),
-        *("moss_transcribe_diarize", "musicflamingo", "nemo_speechlm", "qwen2_audio", "qwen3_asr", "vibevoice"),
+        *(
+            "moss_transcribe_diarize",
+            "musicflamingo",
+            "nemo_speechlm",
+            "omniasr",
+            "qwen2_audio",
+            "qwen3_asr",
+            "vibevoice",
+        ),
         *("vibevoice_asr", "voxtral", "voxtral_realtime"),
     }
 )

@@ -41,6 +41,16 @@ def test_sets_are_sorted_inside_the_block_only() -> None:
     assert plain != sorted(UNSORTED)
 
 
+def test_masks_of_several_kinds_are_made_in_sorted_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers makes them for the elements of a set (Gemma 4)."""
+    from transformers import masking_utils
+
+    monkeypatch.setattr(masking_utils, "made", lambda: list(masking_utils.set(UNSORTED)), raising=False)
+    with sorted_sets(nn.Linear(1, 1)):
+        assert masking_utils.made() == sorted(UNSORTED)
+    assert not hasattr(masking_utils, "set")
+
+
 def test_elements_without_an_order_stay_as_they_are() -> None:
     part = Tables()
     part.kept = {1, "a", torch.float32}  # type: ignore[arg-type]
