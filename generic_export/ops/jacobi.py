@@ -114,6 +114,16 @@ def eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Te
     return back_to(values, A), wanted
 
 
+def polar(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Orthonormal columns U and a symmetric positive semidefinite H of A = U H; of A = L S R^T, U = L R^T and H = R S R^T."""
+    left, values, across = svd(in_double(A))
+    return back_to(left @ across, A), back_to(across.mT @ (values.unsqueeze(-1) * across), A)
+
+
+if hasattr(aten, "linalg_polar"):  # since PyTorch 2.15
+    rewrites(aten.linalg_polar.default)(polar)
+
+
 @rewrites(aten.linalg_pinv.atol_rtol_tensor)
 def pinv(self: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False) -> Tensor:
     """The pseudoinverse: singular values below both tolerances count as zero."""

@@ -61,6 +61,14 @@ def test_pseudoinverses() -> None:
     check(inverses, (TALL, SYMMETRIC), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.skipif(not hasattr(torch.linalg, "polar"), reason="torch.linalg.polar is in PyTorch 2.15 and later")
+def test_polar_decompositions() -> None:
+    def factors(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return *torch.linalg.polar(x), *torch.linalg.polar(x[..., :4, :])
+
+    check(factors, (TALL,), (TALL[:2],), dynamic_axes={"input_0": {0: "N"}}, **CLOSE)
+
+
 def test_missing_directions_are_orthonormal_ones() -> None:
     matrix = torch.zeros(5, 3)
     matrix[:, 0] = 1.0
