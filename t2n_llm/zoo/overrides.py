@@ -397,6 +397,8 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "lsh_attn_chunk_length": 8,
         "num_buckets": 4,
     },
+    "qwen3_asr": {"audio_config": {"output_dim": 64}},
+    "voxtral": {"audio_config": {"hidden_size": 64, "intermediate_size": 256}},  # four positions are one token
     "qwen4_exp_text": {
         "indexer_n_heads": 16,  # with few, the best of many scores of zero are arbitrary
         "indexer_kv_heads": 1,
