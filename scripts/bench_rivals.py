@@ -96,7 +96,7 @@ def measured(export: Path, model: Path, options: argparse.Namespace) -> SpeedCom
 
     located = [locate_archive(export)]
     grid = Grid.parse(options.prefill, options.depth, options.threads)
-    plan = grid.plan(located, options.decode, options.repeat, 1)
+    plan = grid.plan(located, options.decode, options.repeat, 1, against=True)
     tell = lambda message: print(f"{time.strftime('%H:%M:%S')} {message}", file=sys.stderr, flush=True)  # noqa: E731
     engine = TractWheel(timeout_seconds=3600)
     return bench_archives(located, engine, plan, tell, against=options.against, checkpoint=str(model))
