@@ -156,6 +156,12 @@ def test_images_become_text(name: str, options: dict[str, Any], tmp_path: Path) 
     assert _checked(result) == _sources(options)
 
 
+def test_an_encoder_may_make_one_position_of_a_short_source(tmp_path: Path) -> None:
+    """Seamless M4T makes one of eight; our attention must not hold the source to more."""
+    model = _saved(build_tiny_model("seamless_m4t", task=SPEECH_RECOGNITION), tmp_path / "model")
+    assert _checked(_exported(model, tmp_path / "out", SPEECH_RECOGNITION))
+
+
 def test_samples_of_any_length_become_text(tmp_path: Path) -> None:
     """The encoder's convolutions divide the length: what they ask of it holds for all that is long enough, and is said."""
     result = _exported(_listener("moonshine", tmp_path / "model"), tmp_path / "out", SPEECH_RECOGNITION)
