@@ -48,7 +48,7 @@ class ArchiveWriting:
 
     Attributes:
         path: where.
-        level: how much a `.tgz` is compressed; None for no archive.
+        level: compression level of a `.tgz`; None writes a directory.
         overwrite: replace what is there.
         half: store parameters in half precision.
         fragments: write a fragment for each class of modules.
@@ -67,7 +67,7 @@ def write_checked(prepared: Prepared, document: NnefGraph, target: InferenceTarg
     """Write the archive, and let the target prove it under another name before it takes its own.
 
     Raises:
-        T2NError: as `export_model_to_nnef`; an `EngineLoadError` knows what PyTorch assumed of sizes.
+        T2NError: as `export_model_to_nnef`; the `declarations` of an `EngineLoadError` are the sizes that the capture assumed.
     """
     model, checked = prepared.model, target.check_io
     _tell_conditions(prepared, target)

@@ -107,7 +107,7 @@ def _document(
     """Translate what was captured.
 
     Raises:
-        T2NError: as `translate_graph`; it knows what PyTorch assumed of sizes.
+        T2NError: as `translate_graph`; its `declarations` are the sizes that the capture assumed.
     """
     graph, kind = prepared.graph, class_name(prepared.model)
     logger.info("captured %s: %d operators", kind, len(graph.ops))

@@ -20,7 +20,7 @@ from t2n_llm.source.reference import SourceRef
 
 PREFILL_TOKENS = 512
 DECODE_TOKENS = 128
-_LLM_BENCH = ((PREFILL_TOKENS,), (0,), DECODE_TOKENS)  # llm-bench of tract 0.23.9 measures these, whatever it is told
+_LLM_BENCH = ((PREFILL_TOKENS,), (0,), DECODE_TOKENS)  # llm-bench of tract 0.23.9 ignores other sizes
 
 Progress = Callable[[str], None]
 

@@ -31,16 +31,8 @@ class TaskModels:
 _HEARING = frozenset(
     {
         *("audioflamingo3", "fun_asr_nano", "glmasr", "granite_speech", "granite_speech_plus", "kyutai_speech_to_text"),
-        *(
-            "moss_transcribe_diarize",
-            "musicflamingo",
-            "nemo_speechlm",
-            "omniasr",
-            "qwen2_audio",
-            "qwen3_asr",
-            "vibevoice",
-        ),
-        *("vibevoice_asr", "voxtral", "voxtral_realtime"),
+        *("moss_transcribe_diarize", "musicflamingo", "nemo_speechlm", "omniasr", "qwen2_audio", "qwen3_asr"),
+        *("vibevoice", "vibevoice_asr", "voxtral", "voxtral_realtime"),
     }
 )
 # Encoder-decoders of images; the rest of the mapping is image-text-to-text.

@@ -53,10 +53,10 @@ def describe_archive(archive: LocatedArchive) -> ArchiveDescription:
 
 
 def check_interface(archive: LocatedArchive, model: WheelModel) -> None:
-    """Refuse an archive that wants more than token ids, and states that are fed back.
+    """Check that the inputs of an archive are token ids and states that can be fed back.
 
     Raises:
-        EngineLoadError: its inputs are others.
+        EngineLoadError: it has other inputs.
     """
     (first, *others) = model.inputs or (None,)
     fed_back = len(others) == len(model.outputs) - 1 and not any(grows(fact) for fact in others)
