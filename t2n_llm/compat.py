@@ -199,6 +199,16 @@ def choose_implementations(config: Any, attention: str | None, experts: str | No
     config._attn_implementation, config._experts_implementation = attention, experts
 
 
+def keep_own_attention(network: Any) -> None:
+    """Let parts of a model that compute their attention themselves have the masks that they expect (Gemma 4's audio encoder)."""
+    from transformers import PreTrainedModel
+
+    for module in network.modules():
+        is_part = isinstance(module, PreTrainedModel) and module.config is not network.config
+        if is_part and not (module._supports_sdpa or module._supports_attention_backend):
+            module.config._attn_implementation = "eager"
+
+
 @contextmanager
 def experts_implementation(configs: Sequence[Any], name: str) -> Iterator[None]:
     """Make models that were built with these configs run other experts for the length of the block."""
@@ -227,6 +237,7 @@ __all__ = [
     "experts_implementation",
     "gguf_read_with",
     "is_loaded",
+    "keep_own_attention",
     "prepares_series",
     "series_prepared_by",
     "superfluous_names",

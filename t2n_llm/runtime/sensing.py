@@ -31,7 +31,7 @@ from t2n_llm.runtime.conversation_reader import UnreadText, left_after
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.tasks.multimodal.families import family_of
-from t2n_llm.tasks.multimodal.family import SOUND, TOKEN_TYPES, Family
+from t2n_llm.tasks.multimodal.family import TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
 from t2n_llm.tasks.multimodal.processor import PromptProcessor, SensedPrompt, kind_of, row_counts
 from t2n_llm.tasks.multimodal.running import Pipeline, SensedText, open_pipeline
@@ -113,7 +113,7 @@ class SensingModel:
         Raises:
             OptionError: the model does not read such files, one cannot be read, or the chat template failed.
         """
-        hears = self._family.medium is SOUND
+        hears = self._family.medium.hears
         if (images and hears) or (audio and not hears):
             raise OptionError(
                 f"{self.language.folder} was exported for {self._family.medium.task}.",
@@ -202,7 +202,7 @@ class SensedReader:
         if other:
             raise OptionError(f"the model was exported for {family.medium.task}.", f"It does not read {other.pop()}.")
         text = self._template.written(messages, variables).text
-        images, audio = ((), files) if family.medium is SOUND else (files, ())
+        images, audio = ((), files) if family.medium.hears else (files, ())
         return self._reading(self._processor.prompt(text, images, audio))
 
     def of_tokens(self, ids: Sequence[int]) -> UnreadText:

@@ -35,6 +35,7 @@ _HEARING = frozenset(
         *("vibevoice", "vibevoice_asr", "voxtral", "voxtral_realtime"),
     }
 )
+_HEARING_AND_SEEING = frozenset({"gemma3n", "gemma4"})  # audio-text-to-text where the user asks for it
 # Encoder-decoders of images; the rest of the mapping is image-text-to-text.
 _CAPTIONING = frozenset({"blip", "florence2", "git", "pix2struct", "pp_formulanet", "udop", "vision-encoder-decoder"})
 
@@ -44,7 +45,9 @@ TASK_MODELS: Mapping[str, TaskModels] = {
     "automatic-speech-recognition": TaskModels(("SPEECH_SEQ_2_SEQ",), without=_HEARING),
     "image-to-text": TaskModels(("IMAGE_TEXT_TO_TEXT",), only=_CAPTIONING),
     names.IMAGE_TEXT_TO_TEXT: TaskModels(("IMAGE_TEXT_TO_TEXT",), without=_CAPTIONING),
-    names.AUDIO_TEXT_TO_TEXT: TaskModels(("SEQ_TO_SEQ_CAUSAL_LM", "MULTIMODAL_LM"), only=_HEARING),
+    names.AUDIO_TEXT_TO_TEXT: TaskModels(
+        ("SEQ_TO_SEQ_CAUSAL_LM", "MULTIMODAL_LM"), only=_HEARING | _HEARING_AND_SEEING
+    ),
     names.TEXT_TO_AUDIO: TaskModels(("TEXT_TO_WAVEFORM", "TEXT_TO_SPECTROGRAM")),
     **{head.name: TaskModels(head.mapping) for head in HEADS.values()},
 }

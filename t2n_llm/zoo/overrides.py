@@ -136,7 +136,18 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
     # transformers' cache would cut what its layers see to a window that they do not have.
     "qwen3_omni_moe_thinker": {**_OMNI_TOKENS, "text_config": {"sliding_window": None}},
     **{kind: {"mm_tokens_per_image": 16} for kind in ("gemma3", "shieldgemma2")},
-    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}, "text_config": {"model_type": "gemma4_text"}},
+    "gemma4": {
+        "vision_config": {"model_type": "gemma4_vision"},
+        "text_config": {"model_type": "gemma4_text"},
+        "audio_config": {
+            "model_type": "gemma4_audio",
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "subsampling_conv_channels": [128, 8],
+            "output_proj_dims": 48,
+        },
+    },
     "gemma4_unified": {
         "vision_config": {"model_type": "gemma4_unified_vision", "output_proj_dims": 64},
         "text_config": {"model_type": "gemma4_unified_text"},
@@ -169,9 +180,16 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
             "model_args": {"embed_dim": 192, "img_size": [64, 64]},
         }
     },
-    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
+    "fun_asr_nano": {
+        "adaptor_config": {"intermediate_size": 16},
+        "audio_config": {"max_position_embeddings": 2049},
+    },
     **{
-        kind: {"encoder_config": {"hidden_dim": 64, "dim_head": 16}}
+        kind: {
+            "encoder_config": {"hidden_dim": 64, "dim_head": 16, "context_size": 20, "max_pos_emb": 32},
+            "window_size": 6,
+            "downsample_rate": 2,
+        }
         for kind in ("granite_speech", "granite_speech_plus")
     },
     "vipllava": {"vision_feature_layers": [-1, -2]},

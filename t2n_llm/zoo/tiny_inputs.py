@@ -42,13 +42,13 @@ def source_inputs(model: Any) -> dict[str, Any]:
     return {name: _MAKERS[name](model.config), **_beside(name)}
 
 
-def tiny_image_size(config: Any) -> int | None:
+def tiny_image_size(config: Any, task: str | None = None) -> int | None:
     """Return the height of the images of a model that has to be given one; None where it has its own, or reads any size."""
     try:
-        family_of(config, _IMAGE)
+        family_of(config, _IMAGE, task)
     except OptionError:
         return None
-    return None if family_of(config).free_axes else _IMAGE
+    return None if family_of(config, task=task).free_axes else _IMAGE
 
 
 def _beside(name: str) -> dict[str, torch.Tensor]:

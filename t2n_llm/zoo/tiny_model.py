@@ -28,6 +28,7 @@ from t2n_llm.zoo.tiny_inputs import source_inputs, tiny_image_size
 
 _SPREAD = 0.1
 _PROMPT = 12
+_CLIPPED_AT = 2.0
 _FIRST_TOKEN = 3
 _OTHER_SEED = 1000
 _VOCODER, _VOCODER_CLASS = "speecht5_hifigan", "SpeechT5HifiGan"
@@ -113,6 +114,7 @@ def _settled(config: Any, class_name: str, seed: int) -> Any:
     _pad_as_loaded(model)
     _choose_experts(model)
     _mask_some_layers(model)
+    _clip(model)
     _begin_somewhere(model)
     return model.eval()
 
@@ -150,6 +152,13 @@ def _mask_some_layers(model: Any) -> None:
     shares = getattr(model, "attn_mask_probs", None)
     if isinstance(shares, torch.Tensor):
         shares.copy_(torch.arange(len(shares)) % 2)
+
+
+def _clip(model: Any) -> None:
+    """Let linears clip (Gemma 4's audio encoder): as in trained models, their limits are numbers."""
+    for buffer in model.buffers():
+        if buffer.is_floating_point() and buffer.numel() == 1 and bool(buffer.isinf()):
+            buffer.copy_(buffer.sign() * _CLIPPED_AT)
 
 
 def _begin_somewhere(model: Any) -> None:
@@ -224,7 +233,7 @@ def run_in_transformers(model: Any, task: str, steps: int) -> str:
     if zoo_task(task).way is Way.GENERATE:
         return _generate(model, source_inputs(model), steps)
     if zoo_task(task).way is Way.PROMPTS:
-        _answer_prompts(model)
+        _answer_prompts(model, task)
         return ""
     if zoo_task(task).way is Way.SPEAK:
         return ""
@@ -252,8 +261,8 @@ def _run_once(model: Any, head: Head) -> None:
     raise refusals[0]
 
 
-def _answer_prompts(model: Any) -> None:
-    family = family_of(model.config, tiny_image_size(model.config))
+def _answer_prompts(model: Any, task: str) -> None:
+    family = family_of(model.config, tiny_image_size(model.config, task), task)
     answers = run_multimodal_reference(model, family, plan_prompts(family))
     if not all(bool(np.isfinite(row).all()) for answer in answers for row in answer.rows):
         raise ArithmeticError("transformers' own logits are not finite")

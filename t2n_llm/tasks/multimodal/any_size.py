@@ -27,8 +27,8 @@ class FreeForm(Protocol):
     """What the archive takes."""
 
     @property
-    def row_count(self) -> str:
-        """How many rows of embeddings an image becomes, as a formula of the names of its sizes."""
+    def row_count(self) -> str | int:
+        """How many rows of embeddings an image becomes: a formula of the names of its sizes, or a number."""
 
     @property
     def axes(self) -> Mapping[int, DynamicSize]:
@@ -39,6 +39,9 @@ class FreeForm(Protocol):
 
     def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:
         """Return the other arguments for images of these shapes, whose sizes may be symbolic."""
+
+    def for_encoder(self, shape: Sequence[int], device: Any) -> dict[str, torch.Tensor]:
+        """Return those of them that the encoder of one image needs."""
 
     def flat(self, image: torch.Tensor) -> torch.Tensor:
         """Return an image as the model takes it alone."""
@@ -102,6 +105,10 @@ class PatchGrid:
             known[self.merge_name] = torch.tensor([self.merge] * len(shapes), device=device)
         return known
 
+    def for_encoder(self, shape: Sequence[int], device: Any) -> dict[str, torch.Tensor]:
+        """See `FreeForm`: all of them."""
+        return self.known([shape], device)
+
     def flat(self, image: torch.Tensor) -> torch.Tensor:
         """See `FreeForm`."""
         return image.flatten(0, 2)
@@ -161,6 +168,10 @@ class MaskedPatches:
         masks = [torch.ones(height * width, dtype=torch.int64, device=device) for height, width, *_ in shapes]
         mask = masks[0][None] if len(masks) == 1 else torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
         return {"spatial_shapes": sizes, "pixel_attention_mask": mask}
+
+    def for_encoder(self, shape: Sequence[int], device: Any) -> dict[str, torch.Tensor]:
+        """See `FreeForm`: all of them."""
+        return self.known([shape], device)
 
     def flat(self, image: torch.Tensor) -> torch.Tensor:
         """See `FreeForm`."""
@@ -235,6 +246,10 @@ class SizedPixels:
     def known(self, shapes: Sequence[Sequence[int]], device: Any = None) -> dict[str, torch.Tensor]:
         """See `FreeForm`."""
         return {"image_sizes": torch.tensor([[*shape[2:]] for shape in shapes], device=device)}
+
+    def for_encoder(self, shape: Sequence[int], device: Any) -> dict[str, torch.Tensor]:
+        """See `FreeForm`: all of them."""
+        return self.known([shape], device)
 
     def flat(self, image: torch.Tensor) -> torch.Tensor:
         """See `FreeForm`."""

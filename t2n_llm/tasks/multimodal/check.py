@@ -25,6 +25,7 @@ from t2n_llm.tasks.multimodal.features import start_token_id
 from t2n_llm.tasks.multimodal.running import Pipeline, frame_mask, open_pipeline
 
 _STEPS = 8  # tokens decoded after each prompt
+_PARTS = 8  # of the size of an image
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def plan_prompts(family: Family, seed: int = 0) -> tuple[Prompt, ...]:
         return [int(token) if token != image else 3 for token in ids]
 
     shape = family.pixel_shape
-    shapes = {1: (_resized(shape, family, 2),), 2: (_resized(shape, family, 1), _resized(shape, family, -1)), 0: ()}
+    changes = (1, -1) if family.mixes_sizes else (1, 1)
+    shapes = {1: (_resized(shape, family, 2),), 2: tuple(_resized(shape, family, each) for each in changes), 0: ()}
 
     def images(count: int) -> tuple[np.ndarray, ...]:
         return tuple(generator.standard_normal(each).astype(np.float32) for each in shapes[count])
@@ -116,9 +118,15 @@ def plan_prompts(family: Family, seed: int = 0) -> tuple[Prompt, ...]:
 
 
 def _resized(shape: Sequence[int], family: Family, change: int) -> tuple[int, ...]:
-    """Return the shape of an image that is higher by some of its units and narrower by as many, where it may have any size."""
+    """Return the shape of an image that is higher by some steps and narrower by as many, where it may have any size.
+
+    A step is an eighth of the size, or the smallest one that it allows.
+    """
     steps = zip(family.free_axes.items(), (change, -change), strict=False)
-    changed = {axis: max(size.least, shape[axis] + step * size.multiple_of) for (axis, size), step in steps}
+    changed = {
+        axis: size.near(shape[axis] + step * size.multiple_of * max(1, shape[axis] // (_PARTS * size.multiple_of)))
+        for (axis, size), step in steps
+    }
     return tuple(changed.get(axis, size) for axis, size in enumerate(shape))
 
 

@@ -6,6 +6,7 @@ use the first one that runs. transformers names these parameters the same way in
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,19 @@ import torch
 
 from generic_export.errors import OptionError
 from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE
+from t2n_llm.tasks.multimodal.any_length import AnyLengthSound
 from t2n_llm.tasks.multimodal.any_size import FreeForm, MaskedPatches, PatchGrid, PlacedPatches, SizedPixels
 
 _ANY_SIZE = ("image_grid_thw", "image_grid_hw", "spatial_shapes", "target_sizes", "image_position_ids")
 _MOST_TILES = 12
 _FRAMES = 3000  # half a minute in steps of 10 ms
+_EXAMPLE_FRAMES = 403
+_EXAMPLE_SAMPLES = 16003
+_FAR_SAMPLES = 1 << 20
+_SOUND_MASKS = ("input_features_mask", "padding_mask")
+SAMPLES = "input_values"
+"""The input of models that read the samples of a recording."""
+
 _COMMON_SIDE = 4  # of patches that are joined in pairs, twice
 
 
@@ -152,16 +161,42 @@ def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[SensedE
         config: transformers config.
         parameters: names, of `get_audio_features`.
     """
-    audio = next(
-        (found for name in ("audio_config", "encoder_config") if (found := getattr(config, name, None)) is not None),
-        config,
-    )
-    width = _first(audio, "num_mel_bins", "input_dim", default=128)
+    audio = _audio_part(config)
+    width = _mel_width(audio)
     frames = 2 * _first(audio, "max_source_positions", default=_FRAMES // 2)
     whole = torch.ones((1, frames), dtype=torch.int64)
-    mask = {name: whole for name in ("input_features_mask", "padding_mask") if name in parameters}
+    mask = {name: whole for name in _SOUND_MASKS if name in parameters}
     yield SensedExample((1, width, frames), mask)
     yield SensedExample((1, frames, width), mask)
+
+
+def recordings(config: Any, parameters: Mapping[str, inspect.Parameter]) -> Iterator[AnyLengthSound]:
+    """Return the candidates for a recording of any length, whose row count is not known yet.
+
+    Args:
+        config: transformers config.
+        parameters: of `get_audio_features`.
+    """
+    audio = _audio_part(config)
+    if hasattr(audio, "max_source_positions"):  # the encoder has an embedding of each position of a whole segment
+        return
+    mask = next((name for name in _SOUND_MASKS if name in parameters), None)
+    needed = mask is not None and parameters[mask].default is inspect.Parameter.empty
+    if SAMPLES in parameters:
+        yield AnyLengthSound((1, 1, _EXAMPLE_SAMPLES), 2, mask, 0, needed, _FAR_SAMPLES)
+        yield AnyLengthSound((1, _EXAMPLE_SAMPLES), 1, mask, 0, needed, _FAR_SAMPLES)
+        return
+    yield AnyLengthSound((1, _EXAMPLE_FRAMES, _mel_width(audio)), 1, mask, 0, needed)
+
+
+def _audio_part(config: Any) -> Any:
+    """Return the config of what hears."""
+    parts = (getattr(config, name, None) for name in ("audio_config", "encoder_config"))
+    return next((found for found in parts if found is not None), config)
+
+
+def _mel_width(audio: Any) -> int:
+    return int(_first(audio, "input_size", "num_mel_bins", "input_dim", "input_feat_size", default=128))
 
 
 def _with_places(side: int, width: int, pixels: int, merge: int) -> SensedExample:
@@ -261,4 +296,4 @@ def _first(config: Any, *names: str, default: Any) -> Any:
     return default
 
 
-__all__ = ["SensedExample", "image_examples", "sound_examples", "takes_any_size"]
+__all__ = ["SAMPLES", "SensedExample", "image_examples", "recordings", "sound_examples", "takes_any_size"]

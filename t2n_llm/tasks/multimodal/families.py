@@ -133,8 +133,8 @@ def family_of(
         UnknownArchitectureError: none is known for its `model_type`.
         OptionError: a size is given, and the model has one of its own; or it is for another task.
     """
-    hears = config.model_type in TASK_MODELS[AUDIO_TEXT_TO_TEXT].only
-    medium = SOUND if hears else IMAGES
+    hears, sees = config.model_type in TASK_MODELS[SOUND.task].only, config.model_type in classes_of(IMAGES.task)
+    medium = SOUND if hears and (task == SOUND.task or not sees) else IMAGES
     if task not in (None, medium.task):
         if task == AUDIO_TEXT_TO_TEXT and config.model_type not in classes_of(IMAGE_TEXT_TO_TEXT):
             known = ", ".join(sorted(classes_of(AUDIO_TEXT_TO_TEXT)))

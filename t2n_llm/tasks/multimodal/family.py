@@ -46,6 +46,11 @@ class Medium:
     input_name: str
     output_name: str
 
+    @property
+    def hears(self) -> bool:
+        """Whether it is sound."""
+        return self.task == AUDIO_TEXT_TO_TEXT
+
 
 IMAGES = Medium(IMAGE_TEXT_TO_TEXT, "vision", "image", "image_token_id", "pixel_values", "image_embeds")
 SOUND = Medium(AUDIO_TEXT_TO_TEXT, "audio", "segment", "audio_token_id", "input_features", "audio_embeds")
@@ -130,6 +135,10 @@ class Family(Protocol):
     def free_axes(self) -> Mapping[int, DynamicSize]:
         """The axes of an image that may have any size; none where images have one size."""
 
+    @property
+    def mixes_sizes(self) -> bool:
+        """Whether one prompt may have images of several sizes, where there are `free_axes`."""
+
     def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Return the images that the processor made, each as the archive takes it, where there are `free_axes`.
 
@@ -211,6 +220,11 @@ class Senses(ABC):
     def free_axes(self) -> Mapping[int, DynamicSize]:
         """See `Family`."""
         return {}
+
+    @property
+    def mixes_sizes(self) -> bool:
+        """See `Family`."""
+        return True
 
     def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """See `Family`: there are none."""

@@ -7,10 +7,13 @@ positions) is known during the capture and becomes constants. In: a config. Out:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from itertools import chain
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,11 +22,20 @@ from torch.overrides import TorchFunctionMode
 from generic_export.errors import OptionError, UnknownArchitectureError
 from generic_export.torch_graph.request import DynamicSize
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
+from t2n_llm.tasks.multimodal.any_length import (
+    AnyLengthSound,
+    RowCount,
+    filled_up_sound,
+    fills_up_sound,
+    find_row_count,
+)
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
 from t2n_llm.tasks.multimodal.examples import (
+    SAMPLES,
     SensedExample,
     image_examples,
     own_image_size,
+    recordings,
     sound_examples,
     takes_any_size,
 )
@@ -148,6 +160,12 @@ class FeatureFamily(Senses):
         """See `Family`."""
         return {} if self.example.free_form is None else self.example.free_form.axes
 
+    @property
+    def mixes_sizes(self) -> bool:
+        """See `Family`; without a mask, transformers cannot tell where a shorter recording ends."""
+        form = self.example.free_form
+        return not isinstance(form, AnyLengthSound) or form.mask_name is not None
+
     def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """See `Family`."""
         name = self.medium.input_name
@@ -225,15 +243,17 @@ def _features_of(medium: Medium, network: Any) -> Any:
 
 def start_token_id(medium: Medium, config: Any) -> int | None:
     """Return the token that prompts have before each image or recording; None where the config has none."""
-    found = getattr(config, "audio_start_token_id" if medium is SOUND else "vision_start_token_id", None)
+    found = getattr(config, "audio_start_token_id" if medium.hears else "vision_start_token_id", None)
     return None if found is None else int(found)
 
 
 def _sight(medium: Medium, network: Any, example: SensedExample) -> Sight:
     def look(pixels: torch.Tensor, known: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         shape = pixels.shape
+        if medium.hears and fills_up_sound(network):
+            return (filled_up_sound(network, pixels),)
         if (form := example.free_form) is not None:
-            known, pixels = form.known([pixels.shape], pixels.device), form.flat(pixels)
+            known, pixels = form.for_encoder(pixels.shape, pixels.device), form.flat(pixels)
         with (
             _EveryImageIsReal(shape, alone=form is not None),
             positions_of_one_image(network),
@@ -339,7 +359,10 @@ def _family_of(
             "Use --task text-generation for the text model.",
         )
     refusals: list[Exception] = []
-    for example in _examples(medium, config, inspect.signature(features).parameters, image_size, processed_size):
+    parameters = inspect.signature(features).parameters
+    if medium.hears and SAMPLES in parameters:
+        medium = replace(medium, input_name=SAMPLES)
+    for example in _examples(medium, network, parameters, image_size, processed_size):
         try:
             with torch.no_grad():
                 encoder = EncoderModule(network, _sight(medium, network, example))
@@ -349,7 +372,10 @@ def _family_of(
             continue
         stacks = not example.known and len(example.pixels) == 4 and found[0].ndim == 3
         rows = found[0].flatten(0, -2).shape[0]
-        if image_size is None and config.model_type not in _OF_ONE_SIZE:
+        if example.free_form is not None and rows != example.free_form.rows(example.pixels):
+            refusals.append(ValueError(f"{rows} rows, where {example.free_form.row_count} says otherwise"))
+            continue
+        if image_size is None and not example.is_free and config.model_type not in _OF_ONE_SIZE:
             example, rows = _freed(medium, network, example) or (example, rows)
         return FeatureFamily(medium, network, example, rows, len(found) - 1, stacks)
     tried = "; ".join(map(str, refusals))
@@ -373,13 +399,62 @@ def _freed(medium: Medium, network: Any, example: SensedExample) -> tuple[Sensed
     return (freed, rows) if rows == freed.free_form.rows(freed.pixels) else None
 
 
+def _recordings(medium: Medium, network: Any, parameters: Mapping[str, inspect.Parameter]) -> Iterator[SensedExample]:
+    """Return how recordings of any length are passed, where the encoder runs for them."""
+    for form in recordings(network.config, parameters):
+        rule: RowCount | int | None
+        if fills_up_sound(network):
+            rule = int(network.config.audio_soft_tokens_per_image)
+        else:
+            count = partial(_rows_of_recording, medium, network, form)
+            with _one_layer_each(network):
+                rule = find_row_count(count, form.shape[form.axis], form.far)
+            rule = rule or find_row_count(count, form.shape[form.axis], form.far)
+        if rule is not None:
+            found = replace(form, row_rule=rule)
+            yield SensedExample(found.shape, form=found, is_free=True)
+
+
+def _rows_of_recording(medium: Medium, network: Any, form: AnyLengthSound, length: int) -> int:
+    """Return how many rows a recording of some length becomes; 0 if the encoder does not run for it."""
+    shape = (*form.shape[: form.axis], length, *form.shape[form.axis + 1 :])
+    sight = _sight(medium, network, SensedExample(shape, form=form, is_free=True))
+    try:
+        with torch.no_grad():
+            (found,) = EncoderModule(network, sight)(torch.empty(shape, device="meta"))
+    except Exception:  # models raise exceptions of any type for a length that they do not take
+        return 0
+    return int(found.flatten(0, -2).shape[0])
+
+
+@contextmanager
+def _one_layer_each(network: Any) -> Iterator[None]:
+    """Let stacks of layers have one layer, for the length of the block, if their layers give as many rows as they take."""
+    lists = [each for each in network.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
+    with ExitStack() as stack:
+        for layers in lists:
+            if not any(_has_stride(module) for module in layers.modules()):
+                stack.enter_context(mock.patch.object(layers, "_modules", {"0": layers[0]}))
+        yield
+
+
+def _has_stride(module: Any) -> bool:
+    stride = getattr(module, "stride", 1)
+    return any(step != 1 for step in (stride if isinstance(stride, tuple) else (stride,)))
+
+
 def _examples(
-    medium: Medium, config: Any, parameters: Collection[str], image_size: int | None, processed_size: int | None
+    medium: Medium,
+    network: Any,
+    parameters: Mapping[str, inspect.Parameter],
+    image_size: int | None,
+    processed_size: int | None,
 ) -> Iterator[SensedExample]:
-    if medium is SOUND:
+    config = network.config
+    if medium.hears:
         if image_size is not None:
             raise OptionError(f"--image-size {image_size}: this model takes no images.", "Omit it.")
-        return sound_examples(config, parameters)
+        return chain(_recordings(medium, network, parameters), sound_examples(config, parameters))
     if not takes_any_size(config, parameters):
         own = own_image_size(config)
         if own is None:

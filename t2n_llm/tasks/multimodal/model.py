@@ -19,6 +19,7 @@ from generic_export.errors import CaptureError
 from kvcache import explicit_attention, explicit_experts
 from kvcache.forms import StateForm, state_form
 from kvcache.states.tensors import Slot
+from t2n_llm.compat import keep_own_attention
 from t2n_llm.graph.capture import capture_model, weightless_network
 from t2n_llm.graph.causal_lm import probe_states
 from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE, GraphOptions
@@ -181,6 +182,7 @@ def build_multimodal(
 
         def build(implementation: str) -> tuple[ModelGraph, ...]:
             network = weightless_network(MULTIMODAL_MODEL, config, options, implementation, experts, trust_remote_code)
+            keep_own_attention(network)
             return _parts(network, family, options.torch_dtype, name, revision)
 
         return tuple(_captured(part, family, options) for part in attention.first_that_runs(build))

@@ -15,7 +15,7 @@ import numpy as np
 from generic_export.errors import ArchiveError, MissingExtraError, OptionError, described
 from t2n_llm.tasks.media.sensed import read_image
 from t2n_llm.tasks.media.sound import read_waveform
-from t2n_llm.tasks.multimodal.family import FRAME_MASK, SOUND, Family
+from t2n_llm.tasks.multimodal.family import FRAME_MASK, Family
 from t2n_llm.tasks.multimodal.processed import items_of
 
 _READERS = ("image_processor", "feature_extractor")
@@ -133,7 +133,7 @@ class PromptProcessor:
         extractor = self.processor.feature_extractor
         rate, most = int(extractor.sampling_rate), getattr(extractor, "n_samples", None)
         waveforms = [read_waveform(file, rate) for file in files]
-        whole = bool(self.family.known([self.family.pixel_shape]))
+        whole = not self.family.free_axes and bool(self.family.known([self.family.pixel_shape]))
         for file, waveform in zip(files, waveforms, strict=True):
             if most is not None and len(waveform) > most and (whole or self.family.masked):
                 name = "audio" if isinstance(file, bytes) else file
@@ -177,7 +177,7 @@ def row_counts(family: Family, images: Sequence[np.ndarray], frames: Sequence[in
 
 def kind_of(family: Family) -> str:
     """Return what chat templates call the files that a model reads: "image" or "audio"."""
-    return "audio" if family.medium is SOUND else "image"
+    return "audio" if family.medium.hears else "image"
 
 
 __all__ = ["PromptProcessor", "SensedPrompt", "kind_of", "row_counts"]

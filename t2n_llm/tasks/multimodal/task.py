@@ -82,7 +82,8 @@ class MultimodalTask(Task):
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
         )
-        front = () if family.free_axes else frontend_graphs(source, options, family.medium.input_name)
+        is_resized = bool(family.free_axes) and not family.medium.hears  # a front end makes images of one size
+        front = () if is_resized else frontend_graphs(source, options, family.medium.input_name)
         return (*front, *parts)
 
     def typical_inputs(

@@ -115,6 +115,17 @@ def export_qwen2_audio(folder: Path) -> None:
     export_llm(source, folder / "export", dtype="f32", check=False, task=AUDIO_TEXT_TO_TEXT)
 
 
+def export_omniasr(folder: Path) -> None:
+    """A tiny OmniASR, which hears samples of any length, exported."""
+    from transformers import OmniASRFeatureExtractor, OmniASRProcessor
+
+    source = folder / "source"
+    save_tiny_model(build_tiny_model("omniasr", task=AUDIO_TEXT_TO_TEXT), source, AUDIO_TEXT_TO_TEXT)
+    tokenizer = word_tokenizer({**ENDS, 151: "<audio>"})
+    OmniASRProcessor(OmniASRFeatureExtractor(), tokenizer, audio_token="<audio>").save_pretrained(source)
+    export_llm(source, folder / "export", dtype="f32", check=False, task=AUDIO_TEXT_TO_TEXT)
+
+
 def write_recording(path: Path, samples: int) -> Path:
     write_waveform(path, 0.3 * np.sin(np.arange(samples) / 9).astype(np.float32), 12_800)
     return path

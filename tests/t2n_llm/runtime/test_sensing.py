@@ -32,6 +32,7 @@ from tests.t2n_llm.command_line import call, strict_json
 from tests.t2n_llm.runtime.sensing_models import (
     ENDS,
     export_gemma,
+    export_omniasr,
     export_paligemma,
     export_qwen2_audio,
     word_tokenizer,
@@ -190,6 +191,24 @@ def test_sound_is_heard_as_by_transformers(hearing: Path, tmp_path: Path) -> Non
     assert outcome.code == 2 and "1.9 s long" in outcome.line("error")
     outcome = call("generate", hearing, "w20", "--image", tmp_path / "x.png")
     assert outcome.code == 2 and "--audio FILE.wav" in outcome.line("hint")
+
+
+@pytest.mark.parametrize("samples", [4_000, 23_456])
+def test_recordings_of_any_length_are_heard(samples: int, shared_folders: SharedFolders, tmp_path: Path) -> None:
+    from transformers import AutoModelForMultimodalLM, AutoProcessor
+
+    folder = shared_folders("sensing-omniasr", export_omniasr)
+    file = write_recording(tmp_path / "sound.wav", samples)
+    words = ("--raw", "--max-new-tokens", _NEW, "--greedy", "--json")
+    outcome = call("generate", folder / "export", "<audio> w20 w21", "--audio", file, *words)
+    assert outcome.code == 0, outcome.err
+    processor = AutoProcessor.from_pretrained(folder / "source")
+    made = processor(text="<audio> w20 w21", audio=read_waveform(file, 16_000), return_tensors="pt")
+    model = AutoModelForMultimodalLM.from_pretrained(folder / "source", dtype=torch.float32).eval()
+    said = model.generate(**made, max_new_tokens=_NEW, do_sample=False, suppress_tokens=[151])
+    expected = processor.tokenizer.decode(said[0, made["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert strict_json(outcome.out.splitlines()[-1])["text"].split() == expected.split()
+    assert read_manifest(folder / "export")["multimodal"]["input_values"]["shape"] == [1, 1, "T"]
 
 
 def test_the_first_mistakes_are_explained(
