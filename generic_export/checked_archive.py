@@ -23,7 +23,7 @@ from generic_export.capture import Prepared, class_name
 from generic_export.compare.other_sizes import Elsewhere, compare_elsewhere, elsewhere, sizes_beside
 from generic_export.documents import module_classes, with_tensors
 from generic_export.errors import CaptureError, EngineLoadError, MismatchError, SpecializedAxisError, T2NError
-from generic_export.half_weights import half_parameters, half_sources, rounded_to_half, stored_in_half
+from generic_export.half_weights import half_sources, in_half, rounded_to_half, stored_in_half
 from generic_export.inference_target.base import InferenceTarget
 from generic_export.inference_target.example import ExampleCall, ExampleRun, call_example
 from generic_export.inference_target.tract.engine_target import EngineTarget
@@ -31,10 +31,8 @@ from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.module_forms import PADDING_SKIPPED, skips_padding
 from generic_export.nnef.composition import Composition, compose
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.half_storage import store_in_half
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.torch_graph.nested import FlatCall
-from generic_export.torch_graph.request import auto_symbols
 from generic_export.write.document import write_document
 from generic_export.write.journal import delete
 from generic_export.write.output_path import failed_path, put_in_place
@@ -71,7 +69,7 @@ def write_checked(prepared: Prepared, document: NnefGraph, target: InferenceTarg
     """
     model, checked = prepared.model, target.check_io
     _tell_conditions(prepared, target)
-    document = store_in_half(document, half_parameters(model)) if how.half else document
+    document = in_half(document, model) if how.half else document
     with ExitStack() as stack:
         if how.half and checked:  # what is compared, here and in a search for a fault, has the archive's numbers
             stack.enter_context(rounded_to_half(model, stored_in_half(document)))
@@ -189,8 +187,7 @@ def _compare_elsewhere(
         def kept(place: Elsewhere) -> AbstractContextManager[None]:
             return failing(replace(prepared, args=place.args, kwargs=place.kwargs), place.run)
 
-        auto = auto_symbols(target.dynamic_axes)
-        compare_elsewhere(target, archive, class_name(prepared.model), places, seconds, kept, auto)
+        compare_elsewhere(target, archive, class_name(prepared.model), places, seconds, kept)
 
 
 __all__ = ["ArchiveWriting", "write_checked"]

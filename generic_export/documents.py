@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from generic_export.errors import GraphError, OptionError
@@ -16,7 +17,6 @@ from generic_export.nnef.block_storage import storage_uses, store_in_blocks
 from generic_export.nnef.graph import NnefFragment, NnefGraph
 from generic_export.nnef.order import group_by_module
 from generic_export.nnef.registries import with_fragments
-from generic_export.torch_graph.capture.tracer import torch_version
 from generic_export.torch_graph.ir import TorchModuleIRGraph
 from generic_export.translate.translate import TranslationOptions, translate
 from generic_export.weights.part import part_source
@@ -83,6 +83,11 @@ def producer_version() -> str:
         return version("t2n-llm")
     except PackageNotFoundError:
         return "0"
+
+
+def torch_version() -> str:
+    """Return the version of PyTorch, without its local build tag."""
+    return str(torch.__version__).split("+")[0]
 
 
 def module_classes(model: nn.Module) -> dict[str, str]:
@@ -167,4 +172,12 @@ def fragment_of(name: str, text: str) -> NnefFragment:
     return NnefFragment(str(name), str(text).strip() + "\n", calls)
 
 
-__all__ = ["PRODUCER", "module_classes", "producer_properties", "producer_version", "translate_graph", "with_tensors"]
+__all__ = [
+    "PRODUCER",
+    "module_classes",
+    "producer_properties",
+    "producer_version",
+    "torch_version",
+    "translate_graph",
+    "with_tensors",
+]

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from generic_export.nnef.graph import NnefGraph
+from generic_export.nnef.half_storage import store_in_half
 from generic_export.weights.half import CastReport, cast_tensor
 from generic_export.weights.source import TensorSource
 
@@ -32,6 +33,16 @@ def half_parameters(model: nn.Module) -> frozenset[str]:
     for name in sorted(beyond):
         logger.warning("%s stays in f32: its values exceed f16's %d, or are not finite", name, _LARGEST)
     return frozenset(matrices.keys() - beyond)
+
+
+def in_half(document: NnefGraph, model: nn.Module) -> NnefGraph:
+    """Return a document that reads a model's matrices in f16, where f16 holds them.
+
+    Args:
+        document: of the model.
+        model: has the values.
+    """
+    return store_in_half(document, half_parameters(model))
 
 
 def _fits(matrix: torch.Tensor) -> bool:
@@ -73,4 +84,4 @@ def rounded_to_half(model: nn.Module, names: Collection[str]) -> Iterator[None]:
             parameter.data = data
 
 
-__all__ = ["half_parameters", "half_sources", "rounded_to_half", "stored_in_half"]
+__all__ = ["half_parameters", "half_sources", "in_half", "rounded_to_half", "stored_in_half"]

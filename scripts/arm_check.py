@@ -97,9 +97,9 @@ def wanted_logits(folder: Path, ids: list[int], prompt: int) -> np.ndarray:
 
     manifest = read_manifest(folder)
     with torch.no_grad(), reference_model(MODEL) as model:
-        if manifest.get("compression"):
-            records = manifest["compression"]["tensors"]
-            ArchiveWeights.of_records(folder / manifest["archive"], records).apply(model)
+        compression = manifest.get("compression")
+        if compression:
+            ArchiveWeights.of_records(folder / manifest["archive"], compression["tensors"]).apply(model)
         return model(torch.tensor([ids])).logits[0, prompt - 1 :].float().numpy()
 
 

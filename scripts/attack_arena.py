@@ -96,9 +96,9 @@ def _be_the_command(arguments: list[str], log: Path, fault: Callable[[], None] |
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.setpgid(0, 0)
         descriptor = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
-        for number in (1, 2):
-            os.dup2(descriptor, number)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+        sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
         from t2n_llm.cli.app import main
 
         if fault is not None:
@@ -237,7 +237,8 @@ def _capture_once(model: Path) -> None:
     from t2n_llm.source.hub import open_source
     from t2n_llm.tasks import text_generation
 
-    capture, captured = text_generation.build_graph, {}
+    tasks: Any = text_generation
+    capture, captured = tasks.build_graph, {}
 
     def build_graph(config: Any, options: Any, **further: Any) -> Any:
         key = config.to_json_string(), options, tuple(further.items())
@@ -245,7 +246,7 @@ def _capture_once(model: Path) -> None:
             captured[key] = capture(config, options, **further)
         return captured[key]
 
-    text_generation.build_graph = build_graph  # type: ignore[assignment]
+    tasks.build_graph = build_graph
     source = open_source(str(model), require_tokenizer=False)
     text_generation.TextGeneration().graphs(source, GraphOptions())
 

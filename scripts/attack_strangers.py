@@ -42,7 +42,7 @@ _BLOCKS = (
     ),
     *("{{% set x %}}{0}{{% endset %}}{{{{ x }}}}", "\n{0}\n{0}"),
 )
-_VALUES = (
+_VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1.5, "", "x", [], {}, [[]], "\ud800", 10**30, ["user"], {"role": ["user"]}, "w " * 20_000),
     *(float("nan"), float("inf"), 1e-320, "<|end|>", [{"type": "text", "text": {}}], {"messages": 1}),
 )

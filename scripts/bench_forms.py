@@ -96,7 +96,7 @@ def loaded(options: argparse.Namespace, folder: Path, form: str, recipe: str) ->
         activations=activations,
         attention=attention,
         compress=compress,
-        **({"weights_in_memory": in_memory} if in_memory else {}),
+        weights_in_memory=in_memory or "stored",
         check=False,
         force=True,
         require_tokenizer=False,

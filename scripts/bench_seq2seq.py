@@ -52,16 +52,11 @@ def main() -> int:
         source = arguments.model or (_FETCHED if _FETCHED.is_dir() else _random(Path(work) / "model"))
         text = _exported(_random_bart(Path(work) / "bart"), Path(work) / "text", TEXT_TO_TEXT)
         made = _exported(Path(source), Path(work) / "speech", SPEECH_RECOGNITION)
-        figures = {
-            "ms_a_token": _by_length(text.archives["decoder"], arguments.tokens),
-            "real_time_factor": _real_time(
-                Path(source), made.archives, arguments.tokens, Path(work) if arguments.onnx else None
-            ),
-        }
+        costs = _by_length(text.archives["decoder"], arguments.tokens)
+        factors = _real_time(Path(source), made.archives, arguments.tokens, Path(work) if arguments.onnx else None)
     if arguments.json:
-        print(json.dumps(figures, indent=1))
+        print(json.dumps({"ms_a_token": costs, "real_time_factor": factors}, indent=1))
         return 0
-    costs, factors = figures["ms_a_token"], figures["real_time_factor"]
     print(
         "positions of the source, ms a token: " + ", ".join(f"{length}: {cost:.2f}" for length, cost in costs.items())
     )

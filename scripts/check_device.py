@@ -80,8 +80,8 @@ def _judged(engine: Any, folder: Path, entry: Mapping[str, Any]) -> dict[str, An
         errors: dict[str, float] = {}
         unsteady: list[str] = []
         try:
-            for case, error, steady in cases:
-                errors[case] = error
+            for case, largest, steady in cases:
+                errors[case] = largest
                 unsteady += [] if steady else [case]
         except Exception as error:
             return result | {"outcome": "error", "detail": _line(error), "seconds": time.monotonic() - started}

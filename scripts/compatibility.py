@@ -131,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     found: dict[tuple[str, str], Outcome] = {}
     for column in table:
+        assert not isinstance(column.engine, str)
         for case in cases:
             outcome = found[case.name, column.title] = judge(case, column.version, column.engine)
             print(f"{column.title}: {case.name}: {outcome.status} {outcome.reason}", flush=True)

@@ -182,7 +182,7 @@ def _recorded(
     entry = re.sub(r"\W", "_", f"{name}_{dtype}")
     with tempfile.TemporaryDirectory(prefix="device-archive-") as scratch:
         archive = export_model_to_nnef(module, example, Path(scratch) / "model.nnef.tgz", target, input_names=names)
-        data = {f"input_{place}": array for place, array in enumerate(samples)}
+        data: dict[str, Any] = {f"input_{place}": array for place, array in enumerate(samples)}
         sizes, left = [], LARGEST_OPERATOR
         with TractWheel(timeout_seconds=OPERATOR_SECONDS).load(archive) as model:
             for size in SIZES:

@@ -91,6 +91,7 @@ class LlamaBlock(nn.Module):
             nn.Linear(width, width),
         )
         self.gate, self.up, self.down = nn.Linear(width, 32), nn.Linear(width, 32), nn.Linear(32, width)
+        self.frequencies: Tensor
         self.register_buffer("frequencies", 1.0 / 10000 ** (torch.arange(0, self.head_dim, 2) / self.head_dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,6 +119,8 @@ class MelFrontEnd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.window: Tensor
+        self.bank: Tensor
         self.register_buffer("window", torch.hann_window(16))
         self.register_buffer("bank", torch.rand(9, 5))
 

@@ -133,7 +133,7 @@ def outcome(model: Any, case: Mapping[str, str], inputs: Sequence[Inputs], backe
     from transformers.exporters import ExportedModel
 
     example, *others = inputs
-    record = {**case, "backend": backend, "dynamic": dynamic}
+    record: dict[str, Any] = {**case, "backend": backend, "dynamic": dynamic}
     begun = time.perf_counter()
     try:
         exporter, config = backend_of(backend)

@@ -17,6 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,9 @@ def main() -> None:
             print(f"{name} is left out: {error}")
             continue
         found = agreement(model, options.pictures, options.size)
-        error = f"{found.largest_error:.3f}, {found.largest_logit:.2f}"
+        errors = f"{found.largest_error:.3f}, {found.largest_logit:.2f}"
         print(
-            f"| {name} | {found.same} of {found.pictures} | {error} | {found.stored_bytes / 1e6:.1f} MB |", flush=True
+            f"| {name} | {found.same} of {found.pictures} | {errors} | {found.stored_bytes / 1e6:.1f} MB |", flush=True
         )
 
 
@@ -97,11 +98,11 @@ def agreement(model: nn.Module, pictures: int, size: int) -> Agreement:
 
 def _models(size: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
     for name in ("mobilenet_v2", "resnet18"):
-        yield f"{name}, torch.ao", lambda name=name: _eager(name, size)
+        yield f"{name}, torch.ao", partial(_eager, name, size)
     # torchao's quantiser for x86 does not take the two uses of a ResNet's ReLU apart.
     for name, machine in (("mobilenet_v2", "x86"), ("resnet18", "arm")):
-        yield f"{name}, PT2E", lambda name=name, machine=machine: _pt2e(_plain(name), size, machine)
-    yield "vision transformer, PT2E", lambda: _pt2e(_transformer(size), size, "x86")
+        yield f"{name}, PT2E", partial(_pt2e, partial(_plain, name), size, machine)
+    yield "vision transformer, PT2E", partial(_pt2e, partial(_transformer, size), size, "x86")
 
 
 def _pictures(size: int, batch: int = BATCH) -> torch.Tensor:
@@ -134,7 +135,7 @@ def _settled(model: nn.Module, size: int) -> nn.Module:
 def _eager(name: str, size: int) -> nn.Module:
     quantisation: Any = importlib.import_module("torch.ao.quantization")
     models = importlib.import_module("torchvision.models.quantization")
-    model = _settled(getattr(models, name)(weights=None, quantize=False), size)
+    model: Any = _settled(getattr(models, name)(weights=None, quantize=False), size)
     model.fuse_model()
     model.qconfig = quantisation.get_default_qconfig("x86")
     quantisation.prepare(model, inplace=True)
@@ -142,12 +143,12 @@ def _eager(name: str, size: int) -> nn.Module:
     return quantisation.convert(model)
 
 
-def _pt2e(model: nn.Module, size: int, machine: str) -> nn.Module:
+def _pt2e(make: Callable[[], nn.Module], size: int, machine: str) -> nn.Module:
     steps = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
     quantisers = importlib.import_module(f"torchao.quantization.pt2e.quantizer.{machine}_inductor_quantizer")
     configured = getattr(quantisers, f"get_default_{machine}_inductor_quantization_config")()
     quantiser = getattr(quantisers, f"{machine.capitalize()}InductorQuantizer")().set_global(configured)
-    graph = torch.export.export(_settled(model, size), (_pictures(size),)).module()
+    graph = torch.export.export(_settled(make(), size), (_pictures(size),)).module()
     prepared = steps.prepare_pt2e(graph, quantiser)
     _calibrate(prepared, size)
     return steps.convert_pt2e(prepared)

@@ -135,7 +135,7 @@ def random_bf16(nbytes: int, random: np.random.Generator) -> Iterator[memoryview
         bits = random.integers(0, 1 << 64, size=(size + 7) // 8, dtype=np.uint64)
         bits &= np.uint64(0x80FF_80FF_80FF_80FF)  # random sign, mantissa and lowest bit of the exponent
         bits |= np.uint64(0x3C00_3C00_3C00_3C00)
-        yield memoryview(bits).cast("B")[:size]
+        yield bits.data.cast("B")[:size]
 
 
 def bytes_of(sizes: Sequence[int]) -> int:

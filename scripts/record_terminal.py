@@ -108,8 +108,8 @@ def _images(folder: Path) -> list[tuple[float, str]]:
 
     export_llava(folder / "made")
     (folder / "made" / "export").rename(folder / "tiny-llava")
-    with get_sample_data("grace_hopper.jpg") as photo:
-        (folder / "photo.jpg").write_bytes(photo.read())
+    photo = Path(get_sample_data("grace_hopper.jpg", asfileobj=False))
+    (folder / "photo.jpg").write_bytes(photo.read_bytes())
     (folder / "ask.py").write_text(_ASK)
     python = shlex.quote(sys.executable)
     lines = [f't2n-llm() {{ {python} -m t2n_llm.cli.app "$@"; }}', f'python() {{ {python} "$@"; }}', "set -m"]

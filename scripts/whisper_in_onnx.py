@@ -78,7 +78,7 @@ def in_onnx_runtime(
     tensors, states = 2 * model.config.decoder_layers, _states(model, _PAST)
     names = ["input_ids", *(f"past_{at}" for at in range(tensors)), *(f"cross_{at}" for at in range(tensors))]
     said = _states(model, model.config.max_source_positions)
-    symbols = ({1: Dim("S", min=2, max=64)}, [{2: Dim("P", max=400)}] * tensors, [{}] * tensors)
+    symbols: tuple[Any, ...] = ({1: Dim("S", min=2, max=64)}, [{2: Dim("P", max=400)}] * tensors, [{}] * tensors)
     with torch.no_grad():
         torch.onnx.export(Encoder(model).eval(), (torch.from_numpy(features),), folder / "encoder.onnx", dynamo=True)
         torch.onnx.export(

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from generic_export.inference_target.tract.engine_target import EngineTarget
 from generic_export.torch_graph.dims import Dim, evaluate_dim
 from generic_export.torch_graph.ir import TorchModuleIRGraph, TorchOp, is_dim
 from generic_export.torch_graph.nested import FlatCall, resize_example
-from generic_export.torch_graph.request import DynamicAxes, size_near, symbol_name
+from generic_export.torch_graph.request import DynamicAxes, auto_symbols, size_near, symbol_name
 from generic_export.torch_graph.sizes.proofs import computed
 from generic_export.torch_graph.sizes.relations import Relation
 
@@ -242,7 +242,6 @@ def compare_elsewhere(
     places: Iterable[Elsewhere],
     seconds: float,
     failing: Callable[[Elsewhere], AbstractContextManager[None]],
-    auto: Collection[str] = (),
 ) -> None:
     """Compare an archive with its module at other sizes, while there is time.
 
@@ -253,12 +252,12 @@ def compare_elsewhere(
         places: what the module says.
         seconds: after which no further size is begun.
         failing: keeps the case where the two differ.
-        auto: symbols of axes that may become static (`Dim.AUTO`).
 
     Raises:
         MismatchError: the archive answers otherwise than the module.
-        EngineError: tract does not run it at other sizes of axes in `auto`.
+        EngineError: tract does not run it at other sizes of axes that may become static (`Dim.AUTO`).
     """
+    auto = auto_symbols(target.dynamic_axes)
     until = time.perf_counter() + max(seconds, _LEAST_SECONDS)
     with target.opened(archive) as ask:
         for place in places:
@@ -266,7 +265,7 @@ def compare_elsewhere(
                 answers = ask(place.run.inputs)
             except EngineError as error:
                 error.symbols = place.changed
-                if set(place.changed) & set(auto):
+                if auto & set(place.changed):
                     raise
                 warnings.warn(
                     f"{kind}: tract does not run the archive at {place}, but the module does: {error.message}",

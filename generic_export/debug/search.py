@@ -31,11 +31,10 @@ from generic_export.debug.record.pieces import Case, cases_of, class_lines
 from generic_export.debug.record.recording import Recording
 from generic_export.debug.records import AxisReport, ErrorRecord, Outcome, Piece, Stage, Verdict, reached
 from generic_export.debug.reproduction.piece import Context, write_reproductions
-from generic_export.documents import producer_version
+from generic_export.documents import producer_version, torch_version
 from generic_export.errors import OptionError
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.interrupts import kept_interrupts
-from generic_export.torch_graph.capture.tracer import torch_version
 from generic_export.torch_graph.fusion import Fusion
 
 logger = logging.getLogger(__name__)

@@ -7,13 +7,20 @@ PyTorch's greedy tokens), and free greedy generation with the cache as engine st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
+from generic_export.devices import CPU
+from kvcache.states.tensors import StateTensor
 from t2n_llm.check.agreement import Agreement, CheckResult, StepResult, Tolerance, ValidationReport, compare_step
+from t2n_llm.check.devices import EngineKeepsCaches, device_checks
+from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.reference import ReferenceRun
-from t2n_llm.check.runner import Runner
+from t2n_llm.check.runner import Runner, open_runner
+from t2n_llm.reporter import Steps
 
 
 def agreement_with_original(stored: ReferenceRun, original: ReferenceRun) -> Agreement:
@@ -23,6 +30,40 @@ def agreement_with_original(stored: ReferenceRun, original: ReferenceRun) -> Agr
     divergences = [step.kl_divergence or 0.0 for step in steps]
     same = sum(bool(step.same_top1) for step in steps)
     return Agreement(len(steps), float(np.mean(divergences)), max(divergences), same)
+
+
+def validate_in_engine(
+    archive: Path,
+    states: Sequence[StateTensor],
+    reference: ReferenceRun,
+    dtype: str,
+    engine: EngineOptions,
+    *,
+    tolerance: Tolerance,
+    on_check: Callable[[str], None],
+    tell: Steps,
+) -> ValidationReport:
+    """Open an archive and run the four checks; on a GPU, also those of `check.devices`.
+
+    Args:
+        archive: folder or file.
+        states: of its graph.
+        reference: what PyTorch said.
+        dtype: `f32` or `f16`, of the archive.
+        engine: which one, and its device.
+        tolerance: what counts as agreement.
+        on_check: told the name of each check before it runs.
+        tell: see `open_runner`.
+
+    Raises:
+        EngineError: the engine refused the archive, or died.
+    """
+    on_gpu = engine.device != CPU
+    with open_runner(archive, states, dtype, engine, tell=tell) as opened:
+        runner = EngineKeepsCaches(opened) if on_gpu else opened
+        report = validate_archive(runner, reference, dtype, tolerance=tolerance, on_check=on_check)
+        further = device_checks(runner, reference, tolerance, on_check) if on_gpu else ()
+    return replace(report, checks=(*report.checks, *further))
 
 
 def validate_archive(

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from quant.protocol import Quantizer
     from quant.recipe import Recipe
 
+AS_STORED = "as stored"
+"""Name of the recipe of an export that was asked for none and whose checkpoint holds Q4_0's values."""
+
 
 @dataclass(frozen=True)
 class CompressionOptions:

@@ -14,6 +14,7 @@ from generic_export.errors import T2NError
 from generic_export.inference_target.tract.engines.device_forms import DeviceNote
 from generic_export.read.outline import read_outline
 from generic_export.read.reading import read_graph_text
+from t2n_llm.export.folder import SOURCE_CARD_FILE
 from t2n_llm.export.recorded import graph_options_of
 from t2n_llm.graph.interface import recorded_states
 from t2n_llm.model_graph import MODEL_ROLE
@@ -36,9 +37,6 @@ from t2n_llm.tasks.names import (
     WITH_SOURCES,
     recorded_task,
 )
-
-SOURCE_CARD_FILE = "README.source.md"
-"""The card of the source, as it is, beside that of the export."""
 
 HUB = "https://huggingface.co"
 _TAGS = ("tract", "nnef", "t2n-llm")
@@ -466,4 +464,4 @@ def _one_or_all(values: Sequence[str]) -> str | list[str]:
     return values[0] if len(values) == 1 else list(values)
 
 
-__all__ = ["FRONTEND", "SOURCE_CARD_FILE", "CardArchive", "CardTensor", "ModelCard", "read_card"]
+__all__ = ["FRONTEND", "CardArchive", "CardTensor", "ModelCard", "read_card"]

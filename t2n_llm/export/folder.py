@@ -32,6 +32,7 @@ MANIFEST_NAME = "export.json"
 PIPELINE_NAME = "pipeline.json"  # of an export of several models
 CARD_FILE = "README.md"  # a text for people: theirs to edit, so that it is no part of what is verified
 EDITED_CARD_FILE = "README.edited.md"  # where an edited card of the previous export is kept
+SOURCE_CARD_FILE = "README.source.md"  # the card of the source, unchanged
 Manifest = dict[str, Any]
 """The content of `export.json`."""
 _LARGEST_MANIFEST = 1 << 28  # bytes; one of a model of 100,000 tensors has 20 million

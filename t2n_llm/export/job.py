@@ -5,33 +5,20 @@ In: what `export_llm` was called with. Out: the task, the opened model, the adap
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from generic_export.errors import (
-    CaptureError,
-    DimensionError,
-    EngineCrashError,
-    EngineLoadError,
-    EngineRunError,
-    EngineTimeoutError,
-    OptionError,
-    T2NError,
-    TranslationError,
-    ValidationError,
-)
-from generic_export.interrupts import Interrupted
+from generic_export.errors import OptionError
 from generic_export.tested_versions import TORCH, TRACT, TRANSFORMERS, new_doubts
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.half import CastReport
 from generic_export.weights.held_file import HeldFile
-from generic_export.write.journal import claim_abandoned
 from t2n_llm.check.engines import require_engine
-from t2n_llm.export.folder import OWNER_SUFFIX, calibration_target, check_free, recover
+from t2n_llm.export.failure_hint import report_stale_exports, suggest_diagnosis
+from t2n_llm.export.folder import check_free, recover
 from t2n_llm.export.options import ExportOptions
 from t2n_llm.export.output import ExportFolder
 from t2n_llm.graph.options import GraphOptions
@@ -172,89 +159,4 @@ def _claim(target: Path, force: bool, reporter: Reporter, dry: bool) -> None:
     check_free(target, force)
 
 
-# --- what killed exports left ------------------------------------------------------------------------
-
-
-NOTHING_LEFT = "Nothing was left behind"
-
-
-def find_stale_exports(target: Path) -> tuple[Path, ...]:
-    """Return the unfinished folders beside `target` that nobody works on any more."""
-    found = []
-    for place in (target.absolute(), calibration_target(target.absolute())):
-        for staging, owner in claim_abandoned(place, OWNER_SUFFIX):
-            owner.release()
-            found += [path for path in (staging, owner.path) if path.exists()]
-    return tuple(found)
-
-
-@contextmanager
-def report_stale_exports(target: Path) -> Iterator[None]:
-    """Let an error or an interrupt that ends the block name what earlier runs left; an interrupt has it as `left`."""
-    try:
-        yield
-    except (T2NError, Interrupted) as error:
-        found = find_stale_exports(target)
-        if found and getattr(error, "kept", None) is None:
-            told = (
-                f"This run left nothing behind; an earlier one left {found[0]}. --resume continues it (a tgz "
-                f"starts again); `rm -r {shlex.join(map(str, found))}` removes it."
-            )
-            if isinstance(error, Interrupted):
-                error.left = told
-            elif error.hint is not None and NOTHING_LEFT in error.hint:
-                error.hint = f"{error.hint.replace(NOTHING_LEFT, 'This run left nothing behind')} {told}"
-        raise
-
-
-# --- the command that finds the cause of an error ----------------------------------------------------
-
-
-# What shapes and classes alone decide: the tiny twin fails in the same way, in seconds and without weights.
-_ABOUT_THE_GRAPH = (
-    *(CaptureError, TranslationError, DimensionError),
-    *(EngineLoadError, EngineRunError, EngineCrashError, EngineTimeoutError),
-)
-
-
-def diagnose_command(error: T2NError, ref: SourceRef, dtype: str = "f16") -> str | None:
-    """Return the command line that finds the cause of an export's error; None where no module is to blame.
-
-    Args:
-        error: what the export raised.
-        ref, dtype: how it was called.
-    """
-    words = ["t2n-llm", "diagnose", ref.name]
-    if isinstance(error, _ABOUT_THE_GRAPH):
-        words.append("--tiny")
-    elif isinstance(error, ValidationError):
-        words += ["--weights", "--strategy", "numerics"]
-    else:
-        return None
-    words += ["--dtype", dtype] if dtype != "f32" else []
-    words += ["--revision", ref.revision] if ref.revision is not None else []
-    words += ["--trust-remote-code"] if ref.trust_remote_code else []
-    return shlex.join(words)
-
-
-@contextmanager
-def suggest_diagnosis(ref: SourceRef, dtype: str, *, possible: bool = True) -> Iterator[None]:
-    """Let an error in the block end its hint with the command that finds its cause, where a diagnosis is possible."""
-    try:
-        yield
-    except T2NError as error:
-        command = diagnose_command(error, ref, dtype) if possible else None
-        if command is not None:
-            error.hint = f"{error.hint or ''} To find the module that fails: {command}".strip()
-        raise
-
-
-__all__ = [
-    "ExportJob",
-    "diagnose_command",
-    "find_stale_exports",
-    "job_for",
-    "open_job",
-    "report_stale_exports",
-    "suggest_diagnosis",
-]
+__all__ = ["ExportJob", "job_for", "open_job"]

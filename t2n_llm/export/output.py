@@ -29,11 +29,11 @@ from generic_export.write.document import ArchivePlan, WrittenArchive, write_doc
 from generic_export.write.journal import journal_paths, occupied_bytes
 from quant.stream import QuantizationError
 from t2n_llm.check.agreement import ValidationReport
-from t2n_llm.export.card import SOURCE_CARD_FILE
 from t2n_llm.export.card_page import keep_edited, with_card
 from t2n_llm.export.folder import (
     CARD_FILE,
     EDITED_CARD_FILE,
+    SOURCE_CARD_FILE,
     Manifest,
     clear_staging,
     file_digests,
@@ -48,8 +48,7 @@ from t2n_llm.export.options import ExportOptions
 from t2n_llm.model_graph import MODEL_ROLE, ModelGraph
 from t2n_llm.reporter import Reporter
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.source.source_card import CARD_NAME
-from t2n_llm.source.source_files import COMPANIONS, recorded_files
+from t2n_llm.source.source_files import copied_files, recorded_files
 from t2n_llm.tasks.names import TEXT_GENERATION, recorded_task
 
 # archive form -> (file name, compression level)
@@ -241,9 +240,7 @@ class ExportFolder:
     def companions(self) -> dict[str, HeldFile]:
         """Return what is copied beside the archive, by name: configs, tokenizer, chat template, how images become pixels; and
         the card of the source."""
-        held = {file.path.name: file for file in self.source.held}
-        copied = {name: file for name, file in held.items() if name in COMPANIONS}
-        return copied | ({SOURCE_CARD_FILE: held[CARD_NAME]} if CARD_NAME in held else {})
+        return copied_files(self.source.held, SOURCE_CARD_FILE)
 
     def copy_companions(self, staging: Path) -> None:
         """Copy the companions into the folder."""

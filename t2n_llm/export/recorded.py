@@ -1,6 +1,6 @@
-"""What an export folder records of its making: options, source, adapter.
+"""What an export folder records of its making: options, source, adapter, archives.
 
-In: `export.json`. Out: the options as they were, and the source and the adapter opened again.
+In: `export.json`. Out: the options as they were, the source and the adapter opened again, the archives and their own weights.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import ArchiveError, OptionError, SourceError
+from t2n_llm.compress.request import AS_STORED
+from t2n_llm.export.folder import archive_in
 from t2n_llm.export.manifest_form import misfit, require_said
 from t2n_llm.graph.options import GraphOptions
+from t2n_llm.model_graph import MODEL_ROLE
 from t2n_llm.source.adapter import Adapter, open_adapter
 from t2n_llm.source.hub import ModelSource, open_source, open_vocoder
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.source.vocoder import Vocoder
+from t2n_llm.tasks.frontends.frontend import FRONTEND
 from t2n_llm.tasks.names import TASKS, recorded_task
+from t2n_llm.weights.archive_weights import ArchiveWeights
 
 
 def graph_options_of(manifest: Mapping[str, Any]) -> GraphOptions:
@@ -135,4 +140,47 @@ def _vocabulary(config: Any) -> int | None:
     return size
 
 
-__all__ = ["graph_options_of", "open_original", "open_recorded_adapter", "require_whole"]
+def recorded_frontend_input(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """Return which of the model's inputs the front end makes."""
+    try:
+        return str(manifest[FRONTEND]["outputs"][0])
+    except (KeyError, TypeError, IndexError) as error:
+        raise ArchiveError(
+            f"{folder}: its export.json does not describe the output of the front end.", "Export the model again."
+        ) from error
+
+
+def recorded_archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the archives by role, in the order in which they run."""
+    if "archives" not in manifest:
+        return {MODEL_ROLE: archive_in(folder, manifest)}
+    try:
+        archives = {role: folder / str(part["archive"]) for role, part in manifest["archives"].items()}
+        return archives or {MODEL_ROLE: archive_in(folder, manifest)}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArchiveError(f"{folder}: its export.json has no entry {error}.", "Export the model again.") from error
+
+
+def recorded_weights(manifest: Mapping[str, Any], archives: Mapping[str, Path]) -> ArchiveWeights | None:
+    """Return the values of the archives that are not those of the checkpoint; None where all are."""
+    parts = manifest.get("archives") or {MODEL_ROLE: manifest}
+    recorded = {role: part.get("compression") or {} for role, part in parts.items()}
+    compressed = {
+        role: compression.get("tensors", ())
+        for role, compression in recorded.items()
+        if compression.get("recipe", {}).get("name") != AS_STORED
+    }
+    return ArchiveWeights.joined(
+        [ArchiveWeights.of_records(archives[role], records) for role, records in compressed.items() if records]
+    )
+
+
+__all__ = [
+    "graph_options_of",
+    "open_original",
+    "open_recorded_adapter",
+    "recorded_archives",
+    "recorded_frontend_input",
+    "recorded_weights",
+    "require_whole",
+]

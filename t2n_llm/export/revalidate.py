@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from generic_export.errors import ArchiveError
 from generic_export.inference_target.tract.engines.device_forms import DETECT_ALL, refuse_wrong_forms
 from generic_export.read.contents import read_contents
 from t2n_llm.check.agreement import Tolerance, ValidationReport
@@ -15,12 +12,18 @@ from t2n_llm.check.cache_range import by_kind, require_range
 from t2n_llm.check.devices import named_after
 from t2n_llm.check.engines import chosen_engine, require_engine
 from t2n_llm.check.loss import warn_of_loss
-from t2n_llm.compress.storage import AS_STORED
-from t2n_llm.export.folder import archive_in, read_manifest
+from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.options import ValidateOptions
-from t2n_llm.export.recorded import graph_options_of, open_original, open_recorded_adapter, require_whole
+from t2n_llm.export.recorded import (
+    graph_options_of,
+    open_original,
+    open_recorded_adapter,
+    recorded_archives,
+    recorded_frontend_input,
+    recorded_weights,
+    require_whole,
+)
 from t2n_llm.graph.interface import recorded_states
-from t2n_llm.model_graph import MODEL_ROLE
 from t2n_llm.reporter import LogReporter, Reporter
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.frontends.check import with_frontend
@@ -28,7 +31,6 @@ from t2n_llm.tasks.frontends.frontend import FRONTEND, frontend_of
 from t2n_llm.tasks.names import recorded_task
 from t2n_llm.tasks.protocol import CheckSubject
 from t2n_llm.tasks.registry import task_of
-from t2n_llm.weights.archive_weights import ArchiveWeights
 from t2n_llm.weights.tying import as_loaded
 
 
@@ -57,7 +59,7 @@ def validate_folder(
     options = options or ValidateOptions()
     manifest = read_manifest(folder)
     require_whole(folder, manifest)
-    archives = _archives(folder, manifest)
+    archives = recorded_archives(folder, manifest)
     frontend = archives.pop(FRONTEND, None)
     ref = SourceRef.of(reference or "")
     reporter, task = reporter or LogReporter(), task_of(recorded_task(manifest))
@@ -86,7 +88,7 @@ def validate_folder(
         archives=archives,
         states=recorded_states(manifest),
     )
-    overrides, original = _overrides(manifest, archives), None
+    overrides, original = recorded_weights(manifest, archives), None
     if overrides is not None and task.compares_original:
         original = task.reference(replace(subject, decodes=False))
     expected = task.reference(replace(subject, overrides=overrides))
@@ -96,44 +98,9 @@ def validate_folder(
     warn_of_loss(report, manifest.get("compression"), reporter)
     if frontend is None:
         return report
-    front = frontend_of(source, replace(exported, frontend=True), _input_of_frontend(folder, manifest))
+    front = frontend_of(source, replace(exported, frontend=True), recorded_frontend_input(folder, manifest))
     if front is None:
         reporter.warn(f"{frontend.name} is not checked: {source.name} has no preprocessor config.")
         return report
     reporter.stage(f"Checking in tract: {front.kind}")
     return with_frontend(report, frontend, front, exported.computes_in, options.checking)
-
-
-def _input_of_frontend(folder: Path, manifest: Mapping[str, Any]) -> str:
-    """Return which of the model's inputs the front end makes."""
-    try:
-        return str(manifest[FRONTEND]["outputs"][0])
-    except (KeyError, TypeError, IndexError) as error:
-        raise ArchiveError(
-            f"{folder}: its export.json does not describe the output of the front end.", "Export the model again."
-        ) from error
-
-
-def _archives(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the archives by role, in the order in which they run."""
-    if "archives" not in manifest:
-        return {MODEL_ROLE: archive_in(folder, manifest)}
-    try:
-        archives = {role: folder / str(part["archive"]) for role, part in manifest["archives"].items()}
-        return archives or {MODEL_ROLE: archive_in(folder, manifest)}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ArchiveError(f"{folder}: its export.json has no entry {error}.", "Export the model again.") from error
-
-
-def _overrides(manifest: Mapping[str, Any], archives: Mapping[str, Path]) -> ArchiveWeights | None:
-    """Return the values of the archives that are not those of the checkpoint; None where all are."""
-    parts = manifest.get("archives") or {MODEL_ROLE: manifest}
-    recorded = {role: part.get("compression") or {} for role, part in parts.items()}
-    compressed = {
-        role: compression.get("tensors", ())
-        for role, compression in recorded.items()
-        if compression.get("recipe", {}).get("name") != AS_STORED
-    }
-    return ArchiveWeights.joined(
-        [ArchiveWeights.of_records(archives[role], records) for role, records in compressed.items() if records]
-    )

@@ -20,7 +20,6 @@ import numpy as np
 from generic_export.devices import check_device
 from generic_export.errors import ArchiveError, OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm.check.answers import WheelAnswerer
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.folder import archive_in, read_manifest
@@ -33,7 +32,6 @@ from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.runtime.sampling.text import text_pieces, until_stop
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.media.sensed import SensedInput
-from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT, recorded_task
 from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER
 from t2n_llm.tasks.seq2seq.running import EncoderArchive
@@ -152,7 +150,7 @@ class SourceModel:
         model = replace(self, rules=replace(self.rules, rules=choice.rules))
         with _Running(model, replace(choice, rules=())) as running:
             if audio is not None:
-                pieces = running.heard(read_waveform(audio, self.senses.sampling_rate), wishes)
+                pieces = running.heard(self.senses.waveform(audio), wishes)
             else:
                 pieces = running.answered(text, image, wishes)
             yield from until_stop(pieces, choice.stops, lambda stop: None)
@@ -187,9 +185,7 @@ class _Running:
         self._encoder = self._stack.enter_context(engine.load(model.archives[ENCODER]))
         self._decoder = self._stack.enter_context(WheelRunner(model.archives[DECODER], engine))
         self._senses = self._stack.enter_context(model.senses.opened())
-        # The engine names what comes out after its nodes, which may stand in a fragment.
-        names = signature_of(read_graph_text(model.archives[ENCODER]))
-        self._reader = EncoderArchive(WheelAnswerer(engine, self._encoder), names.inputs, names.outputs)
+        self._reader = EncoderArchive.of(model.archives[ENCODER], WheelAnswerer(engine, self._encoder))
         return self
 
     def __exit__(
@@ -340,7 +336,7 @@ def text_of_frames(folder: Path, recording: Path, *, device: str = "cpu") -> str
     if not manifest["graph"]["inputs"]:
         raise ArchiveError(f"{folder}: its export.json lists no input.", "Export the model again.")
     senses, engine = SensedInput.of(folder, manifest, manifest["graph"]["inputs"][0]), TractWheel(device=device)
-    waveform = read_waveform(recording, senses.sampling_rate)
+    waveform = senses.waveform(recording)
     with senses.opened() as sensing, engine.load(archive_in(folder, manifest)) as model:
         (logits,) = WheelAnswerer(engine, model).answer([sensing.heard(waveform)])
     return spoken(logits[0].argmax(-1).tolist(), tokenizer)

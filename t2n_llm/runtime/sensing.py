@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from generic_export.devices import check_device
-from generic_export.errors import ArchiveError, OptionError
+from generic_export.errors import OptionError
 from kvcache.states.tensors import StateTensor
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.export.folder import archive_in, read_manifest
@@ -30,13 +30,10 @@ from t2n_llm.runtime.chat.template import ChatTemplate, MediaFile, Message, cont
 from t2n_llm.runtime.conversation_reader import UnreadText, left_after
 from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.settings import generation_settings
-from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.multimodal.family import TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
 from t2n_llm.tasks.multimodal.processor import PromptProcessor, SensedPrompt, kind_of, row_counts
 from t2n_llm.tasks.multimodal.running import Pipeline, SensedText, open_pipeline
-from t2n_llm.tasks.multimodal.task import archive_shape
-from t2n_llm.tasks.names import recorded_task
 
 
 @dataclass(frozen=True)
@@ -74,10 +71,7 @@ class SensingModel:
             raise OptionError(f"prefill_chunk is {prefill_chunk}.", "Use 1 or more.")
         manifest = read_manifest(folder)
         require_said(folder, manifest, ["multimodal", *(f"archives.{role}" for role in (EMBED, DECODER))])
-        config = _config_of(folder)
-        family = family_of(config, graph_options_of(manifest).image_size, recorded_task(manifest), folder=folder)
-        _require_same(folder, manifest["multimodal"], family)
-        processor = PromptProcessor.of(folder, family)
+        processor = PromptProcessor.of_export(folder, manifest, graph_options_of(manifest).image_size)
         language = ExportedModel(
             folder=folder,
             archive=archive_in(folder, manifest),
@@ -86,7 +80,7 @@ class SensingModel:
             max_positions=manifest["model"].get("max_position_embeddings"),
             prefill=chunks_of(manifest) if prefill_chunk is None else [(0, prefill_chunk)],
             device=device,
-            never=(family.image_token_id,),
+            never=(processor.family.image_token_id,),
         )
         archives = {role: folder / part["archive"] for role, part in manifest["archives"].items()}
         return SensingModel(language, processor, archives, recorded_states(manifest))
@@ -247,40 +241,6 @@ class SensedReader:
     def _begin(self) -> SensedText:
         self._text = self._pipeline.begin((), ())
         return self._text
-
-
-def _config_of(folder: Path) -> Any:
-    """Return the transformers config of an export, which says how images are placed.
-
-    Raises:
-        ArchiveError: there is none, or transformers does not know it.
-    """
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # whatever transformers raises for a file that it does not know
-        raise ArchiveError(
-            f"{folder}: transformers cannot read its config.json, which generate needs for images and sound.",
-            "Export the model again with a transformers release that knows it; models with code of their own are not supported.",
-        ) from error
-
-
-def _require_same(folder: Path, recorded: Mapping[str, Any], family: Family) -> None:
-    """Refuse an export whose archives take images in another form than this transformers makes them.
-
-    Raises:
-        ArchiveError: names both forms.
-    """
-    medium = family.medium
-    shape = archive_shape(family)
-    said = recorded.get(medium.input_name, {}).get("shape")
-    if said != shape or recorded.get(f"rows_per_{medium.noun}") != family.row_count:
-        raise ArchiveError(
-            f"{folder}: its archive takes {medium.input_name} of shape {said}; with this transformers release the model "
-            f"takes {shape}.",
-            "Export the model again, or install the transformers release of the export.",
-        )
 
 
 __all__ = ["SensedReader", "SensingModel"]

@@ -65,6 +65,17 @@ def hold_files(folder: Path, trust_remote_code: bool = False) -> tuple[HeldFile,
     return held
 
 
+def copied_files(held: Sequence[HeldFile], card: str) -> dict[str, HeldFile]:
+    """Return the files that an export copies, by their names there.
+
+    Args:
+        held: the files of the source.
+        card: name of the copy of the source's card.
+    """
+    names = {**{name: name for name in COMPANIONS}, CARD_NAME: card}
+    return {names[file.path.name]: file for file in held if file.path.name in names}
+
+
 def _refuse_other_than_table(file: HeldFile) -> None:
     """Refuse JSON of another form; what is no JSON at all transformers leaves alone."""
     try:
@@ -105,6 +116,7 @@ __all__ = [
     "MODELOPT_FILE",
     "TOKENIZER_FILES",
     "TOKENIZER_MODELS",
+    "copied_files",
     "hold_files",
     "hold_gguf",
     "recorded_files",

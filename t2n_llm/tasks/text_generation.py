@@ -13,11 +13,10 @@ from generic_export.devices import CPU
 from generic_export.errors import NotEnoughMemoryError, OptionError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.bundles import bundles_size, make_bundles
-from t2n_llm.check.devices import DEVICE_TEXT, EngineKeepsCaches, device_checks
+from t2n_llm.check.devices import DEVICE_TEXT
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.check.reference import plan_check, run_reference, run_reference_apart
-from t2n_llm.check.runner import open_runner
-from t2n_llm.check.turns import agreement_with_original, validate_archive
+from t2n_llm.check.turns import agreement_with_original, validate_in_engine
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.causal_lm import build_graph, typical_inputs
 from t2n_llm.graph.interface import interface, text_model
@@ -122,15 +121,18 @@ class TextGeneration(Task):
             fed_back = {state.input_name: state.output_name for state in subject.states}
             for bundle in make_bundles(answers, subject.states, options.num_logits_to_keep):
                 bundle.write(subject.bundles, fed_back)
-        steps, on_gpu = subject.reporter.steps, checking.device != CPU
-        with open_runner(subject.archive, subject.states, options.dtype, checking, tell=steps) as opened:
-            runner = EngineKeepsCaches(opened) if on_gpu else opened
-            report = validate_archive(
-                runner, answers, options.dtype, tolerance=subject.tolerance, on_check=subject.announce
-            )
-            further = device_checks(runner, answers, subject.tolerance, subject.announce) if on_gpu else ()
+        report = validate_in_engine(
+            subject.archive,
+            subject.states,
+            answers,
+            options.dtype,
+            checking,
+            tolerance=subject.tolerance,
+            on_check=subject.announce,
+            tell=subject.reporter.steps,
+        )
         agreement = agreement_with_original(answers, original.answers) if original is not None else None
-        return replace(report, checks=(*report.checks, *further), original=agreement)
+        return replace(report, original=agreement)
 
     def interface(self, source: ModelSource, graphs: Sequence[ModelGraph], options: GraphOptions) -> dict[str, Any]:
         """See `Task.interface`."""

@@ -28,10 +28,9 @@ from t2n_llm.tasks.heads.cases import HeadCase, plan_cases
 from t2n_llm.tasks.heads.check import check_head, compared
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import BATCH, reading_of
-from t2n_llm.tasks.heads.kinds import kind_of
 from t2n_llm.tasks.heads.model import answers_of
 from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
-from t2n_llm.tasks.heads.table import HEADS
+from t2n_llm.tasks.heads.table import HEADS, kind_of
 from t2n_llm.weights.f32_model import eager_model, load_f32
 
 AS_FAR_OFF = 4.0  # of PyTorch's own f32: sums in another order are about as far off

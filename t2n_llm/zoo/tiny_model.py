@@ -15,8 +15,7 @@ from kvcache.compat import CACHE_NAMES
 from t2n_llm.compat import from_config
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import reading_of
-from t2n_llm.tasks.heads.kinds import kind_of
-from t2n_llm.tasks.heads.table import HEADS, Head
+from t2n_llm.tasks.heads.table import HEADS, Head, kind_of
 from t2n_llm.tasks.models import mapping_of
 from t2n_llm.tasks.multimodal.check import plan_prompts, run_multimodal_reference
 from t2n_llm.tasks.multimodal.families import family_of

@@ -14,7 +14,7 @@ from generic_export.interrupts import Interrupted
 from quant.imatrix import Imatrix, load_imatrix, save_imatrix
 from quant.protocol import InputStatistics
 from t2n_llm.cli.app import advice_on
-from t2n_llm.export.job import find_stale_exports, report_stale_exports
+from t2n_llm.export.failure_hint import find_stale_exports, report_stale_exports
 from t2n_llm.export.pipeline import export_llm
 from tests.t2n_llm.export.test_resume import OPTIONS, Said, interrupted
 

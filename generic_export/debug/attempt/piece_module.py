@@ -7,21 +7,16 @@ they are given goes out as outputs, so that the piece's own code is all there is
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import nn
 
-from generic_export.capture import as_stored
-from generic_export.compare.comparison import Comparison, MeasuredTolerance
-from generic_export.compat import buffers_of
+from generic_export.capture import Prepared, prepare
 from generic_export.debug.attempt.graph_inputs import Feed
 from generic_export.debug.record.axes import Form
 from generic_export.debug.record.leaves import (
@@ -36,13 +31,15 @@ from generic_export.debug.record.leaves import (
 from generic_export.debug.record.pieces import Case
 from generic_export.debug.record.recording import RecordedCall
 from generic_export.errors import CaptureError
-from generic_export.inference_target.example import ExampleRun, as_array
+from generic_export.inference_target.tract.target import TractNNEF
+from generic_export.torch_graph.dims import Dim
+from generic_export.torch_graph.fusion import Fusion
+from generic_export.torch_graph.ir import TorchModuleIRGraph
+from generic_export.torch_graph.naming import identifier
 from generic_export.torch_graph.request import DynamicAxes
 from generic_export.torch_graph.state import state_kept
 from generic_export.torch_graph.untraced_calls import is_untraced
 from generic_export.torchscript.fallback import Around, script_of
-
-logger = logging.getLogger(__name__)
 
 PIECE = "piece"
 """The attribute that holds the piece; it is not part of names in the graph."""
@@ -145,6 +142,67 @@ def calls_for(case: Case, *, dynamic: bool) -> tuple[RecordedCall, ...]:
     return case.calls if dynamic else (min(case.calls, key=lambda recorded: recorded.call.index),)
 
 
+def prepare_piece(
+    module: PieceModule,
+    target: TractNNEF,
+    output_names: Sequence[str] | None,
+    *,
+    dynamic: bool,
+    fusions: Sequence[Fusion],
+    torchscript: bool,
+) -> Prepared:
+    """Capture a piece as an export captures a module.
+
+    Args:
+        module: the piece.
+        target: what it is exported for; its dynamic axes are replaced by those of the piece.
+        output_names: None for names that the capture chooses.
+        dynamic, fusions, torchscript: see `AttemptOptions`.
+    """
+    names = [part.name for part in module.feed.parts]
+    prepared = prepare(
+        module,
+        module.examples(dynamic=dynamic),
+        replace(target, dynamic_axes=module.dynamic_axes(dynamic=dynamic), check_io=False),
+        names,
+        None if output_names is None else _beside(names, output_names),
+        allow_same_io_names=True,
+        fusions=fusions,
+        strip_prefix=f"{PIECE}.",
+        torchscript=torchscript,
+    )
+    return replace(prepared, graph=_without_unread_states(prepared.graph))
+
+
+def _beside(taken: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return names that are written like none of those taken, nor like each other."""
+    known = {identifier(name) for name in taken}
+    found = []
+    for name in names:
+        while identifier(name) in known:
+            name = f"out_{name}"
+        known.add(identifier(name))
+        found.append(name)
+    return found
+
+
+def _without_unread_states(graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
+    """Leave out inputs that nothing reads, as the parts of a cache that belong to other layers, unless a size is known by them."""
+    used = {tensor.name for op in graph.ops for tensor in op.tensor_inputs()} | {out.name for out in graph.outputs}
+    kept = [variable for variable in graph.inputs if variable.name in used]
+    known = {dim for variable in kept for dim in variable.shape if not isinstance(dim, int)}
+    for variable in graph.inputs:
+        if variable.name not in used and any(_is_new(dim, known) for dim in variable.shape):
+            known |= {dim for dim in variable.shape if not isinstance(dim, int)}
+            kept.append(variable)
+    names = {variable.name for variable in kept} or {variable.name for variable in graph.inputs}
+    return replace(graph, inputs=tuple(variable for variable in graph.inputs if variable.name in names))
+
+
+def _is_new(dim: Dim, known: set[Any]) -> bool:
+    return not isinstance(dim, int) and dim not in known
+
+
 def _given(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     if name not in tensors:
         raise CaptureError(f"run separately, the module returns no {name!r}, unlike in the recording.")
@@ -224,78 +282,4 @@ def _replayed(
     return forward
 
 
-def compared(
-    tolerance: MeasuredTolerance,
-    module: PieceModule,
-    call: RecordedCall,
-    example: ExampleRun,
-    answers: Sequence[np.ndarray],
-) -> Iterator[Comparison]:
-    """Compare every output of a call with PyTorch's; where rounding may be the cause, PyTorch's float64 shows how much."""
-
-    @cache
-    def exact() -> list[np.ndarray] | None:
-        """Return the outputs computed in float64, when first asked; None where the piece insists on an element type."""
-        try:
-            with in_float64(module.piece):
-                return [as_array(as_stored(tensor)) for tensor in module.answers(call, torch.float64).values()]
-        except Exception as error:  # whatever the model's code raises
-            logger.info("%s cannot be computed in float64: %s", type(module).__name__, error)
-            return None
-
-    triples = zip(example.output_names, answers, example.outputs, strict=True)
-    for position, (name, answer, reference) in enumerate(triples):
-
-        def precise(position: int = position) -> np.ndarray | None:
-            known = exact()
-            return None if known is None else known[position]
-
-        found = tolerance.compare(name, answer, reference, _dtype_of(call, reference), precise)
-        yield replace(found, set_index=call.call.set_index)
-
-
-def _dtype_of(recorded: RecordedCall, reference: np.ndarray) -> str:
-    """Return the element type that PyTorch computes in: bf16 when the piece was recorded in it."""
-    recorded_in_bf16 = any(leaf.dtype == "bfloat16" for leaf in (*recorded.call.inputs, *recorded.call.outputs))
-    return "bfloat16" if recorded_in_bf16 and reference.dtype == np.float32 else str(reference.dtype)
-
-
-# The numbers of a piece: made up where there are none, and widened for a second opinion on PyTorch's own rounding.
-# In: a module, which is changed (in a worker process, that is nobody else's). Out: the same module.
-@contextmanager
-def in_float64(module: nn.Module) -> Iterator[None]:
-    """Let a module compute in float64 for a block; its own tensors are put back after it."""
-    parameters = [(parameter, parameter.data) for parameter in module.parameters()]
-    buffers = [(inner, name, buffer) for inner in module.modules() for name, buffer in buffers_of(inner).items()]
-    try:
-        module.double()
-        yield
-    finally:
-        for parameter, data in parameters:
-            parameter.data = data
-        for inner, name, buffer in buffers:
-            buffers_of(inner)[name] = buffer
-
-
-def random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    if tensor.is_floating_point():
-        return torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
-    return torch.zeros(tensor.shape, dtype=tensor.dtype)
-
-
-def fill_with_random(module: nn.Module) -> None:
-    """Give a module on the meta device random weights of the usual size."""
-    was_meta = {name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if tensor.is_meta}
-    values = {name: tensor for name, tensor in module.named_buffers() if not tensor.is_meta}
-    module.to_empty(device="cpu")
-    generator = torch.Generator().manual_seed(0)
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if name in values:
-            tensor.copy_(values[name])
-        elif name in was_meta:
-            fan_in = tensor.shape[-1] if tensor.ndim > 1 else 1
-            fresh = torch.randn(tensor.shape, generator=generator, dtype=torch.float32) / fan_in**0.5
-            tensor.data.copy_(fresh if tensor.ndim > 1 else 1.0 + 0.1 * fresh)
-
-
-__all__ = ["PIECE", "PieceModule", "calls_for", "compared", "fill_with_random", "piece_module", "random_like"]
+__all__ = ["PIECE", "PieceModule", "calls_for", "piece_module", "prepare_piece"]

@@ -14,11 +14,10 @@ from torch import nn
 
 from generic_export.debug.record.pieces import Case, class_sources
 from generic_export.debug.records import Outcome, Verdict, built, plain
-from generic_export.documents import producer_version
+from generic_export.documents import producer_version, torch_version
 from generic_export.errors import ArchiveError
 from generic_export.inference_target.tract.target import TractNNEF
 from generic_export.journal import append_item, read_items
-from generic_export.torch_graph.capture.tracer import torch_version
 
 FILE = "verdicts.jsonl"
 

@@ -35,15 +35,14 @@ from generic_export.inference_target.tract.releases.dialect import (
     RELEASES,
     SINCE,
     has_operator,
-    older_fragments,
     refuse_other_registries,
     refuse_younger,
+    with_older_fragments,
 )
 from generic_export.inference_target.tract.releases.wheels import wheel_packages
 from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.attention_forms import with_plain_softmax
 from generic_export.nnef.graph import NnefGraph
-from generic_export.nnef.registries import with_fragments
 from generic_export.torch_graph.request import DynamicAxes, declared_sizes, symbol_name
 from generic_export.torch_graph.sizes.declared_axes import AnyDynamicAxes, dynamic_axes_of
 from generic_export.translate.choices import Numerics, Spelling
@@ -321,7 +320,7 @@ class TractNNEF(EngineTarget):
         refuse_younger(graph, self.release)
         if not self._device_forms.fusible_softmax:
             graph = with_plain_softmax(graph)
-        document = with_fragments(graph, older_fragments(graph, self.release))
+        document = with_older_fragments(graph, self.release)
         refuse_other_registries(document, self.registries)
         return document
 

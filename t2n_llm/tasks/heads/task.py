@@ -13,7 +13,6 @@ from torch import nn
 from generic_export.errors import MissingTensorError, OptionError
 from generic_export.nnef.graph import NnefVariable
 from t2n_llm.check.agreement import ValidationReport
-from t2n_llm.check.answers import open_answerer
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface, text_model
@@ -26,11 +25,10 @@ from t2n_llm.tasks.heads.cases import HeadCase, plan_cases
 from t2n_llm.tasks.heads.check import check_head, run_head_reference, write_head_bundles
 from t2n_llm.tasks.heads.image_size import image_size_of
 from t2n_llm.tasks.heads.inputs import BATCH, Reading, reading_of
-from t2n_llm.tasks.heads.kinds import kind_of
 from t2n_llm.tasks.heads.model import HeadModule, build_head_graph, head_module, typical_inputs
 from t2n_llm.tasks.heads.pooling import Pooling, pooling_of
-from t2n_llm.tasks.heads.table import Head, Reads
-from t2n_llm.tasks.heads.towers import SCORES, cut_into_towers, open_towers
+from t2n_llm.tasks.heads.table import Head, Reads, kind_of
+from t2n_llm.tasks.heads.towers import cut_into_towers, open_archives
 from t2n_llm.tasks.protocol import CheckSubject, ReferenceAnswers, Task
 
 _SENSED = ("pixel_values", "input_values", "input_features")  # what a front end can make
@@ -134,12 +132,7 @@ class HeadTask(Task):
         if subject.bundles is not None:
             subject.bundles.mkdir()
             write_head_bundles(subject.bundles, cases, outputs, expected)
-        opened = (
-            open_towers(subject.archives, reading.names, outputs, subject.checking)
-            if SCORES in subject.archives
-            else open_answerer(subject.archive, subject.checking)
-        )
-        with opened as answerer:
+        with open_archives(subject.archives, reading.names, outputs, subject.checking) as answerer:
             return check_head(
                 answerer,
                 self.head,

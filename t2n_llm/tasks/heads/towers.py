@@ -84,10 +84,10 @@ class JoinedTowers:
 
 
 @contextmanager
-def open_towers(
+def open_archives(
     archives: Mapping[str, Path], inputs: Sequence[str], outputs: Sequence[str], engine: EngineOptions
 ) -> Iterator[Answerer]:
-    """Run the archives as one.
+    """Yield the model in its engine: its one archive, or its three as one.
 
     Args:
         archives: by role.
@@ -97,10 +97,14 @@ def open_towers(
     Raises:
         EngineError: the engine refused one.
     """
+    if SCORES not in archives:
+        with open_answerer(list(archives.values())[-1], engine) as answerer:  # after that of the front end
+            yield answerer
+        return
     with ExitStack() as stack:
         opened = [stack.enter_context(open_answerer(archives[role], engine)) for role in TOWERS]
         signatures = [signature_of(read_graph_text(archives[role])) for role in TOWERS]
         yield JoinedTowers(list(zip(opened, signatures, strict=True)), inputs, outputs)
 
 
-__all__ = ["SCORES", "TOWERS", "cut_into_towers", "open_towers"]
+__all__ = ["TOWERS", "cut_into_towers", "open_archives"]

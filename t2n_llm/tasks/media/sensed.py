@@ -20,6 +20,7 @@ from generic_export.errors import ArchiveError, MissingExtraError, OptionError
 from t2n_llm.check.answers import Answerer, open_answerer
 from t2n_llm.tasks.frontends.frontend import FRONTEND
 from t2n_llm.tasks.frontends.waveforms import LENGTHS
+from t2n_llm.tasks.media.sound import read_waveform
 
 _CONFIG = "preprocessor_config.json"
 _MASK = "attention_mask"
@@ -85,6 +86,17 @@ class SensedInput:
             return self.record or {}
         stated: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return stated
+
+    def waveform(self, recording: Path) -> np.ndarray:
+        """Return the sound of a file, f32 [samples], at the sampling rate of the model.
+
+        Args:
+            recording: a WAV file.
+
+        Raises:
+            OptionError: it cannot be read, or nothing states the sampling rate.
+        """
+        return read_waveform(recording, self.sampling_rate)
 
     @contextmanager
     def opened(self) -> Iterator[Sensing]:

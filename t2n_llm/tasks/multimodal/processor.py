@@ -5,7 +5,7 @@ In: an export folder, a text, files. Out: tokens and pixels; or an error that sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ import numpy as np
 from generic_export.errors import ArchiveError, MissingExtraError, OptionError, described
 from t2n_llm.tasks.media.sensed import read_image
 from t2n_llm.tasks.media.sound import read_waveform
+from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.multimodal.family import FRAME_MASK, Family
 from t2n_llm.tasks.multimodal.processed import items_of
+from t2n_llm.tasks.multimodal.task import archive_shape
+from t2n_llm.tasks.names import recorded_task
 
 _READERS = ("image_processor", "feature_extractor")
 
@@ -75,6 +78,23 @@ class PromptProcessor:
         if not any(hasattr(processor, name) for name in _READERS) or not hasattr(processor, "tokenizer"):
             raise ArchiveError(f"{folder}: it has no processor of {family.medium.noun}s.", hint)
         return PromptProcessor(folder, processor, family)
+
+    @staticmethod
+    def of_export(folder: Path, manifest: Mapping[str, Any], image_size: int | None) -> PromptProcessor:
+        """Load the processor of an export, whose archives take what it makes.
+
+        Args:
+            folder: of the export.
+            manifest: its `export.json`.
+            image_size: that it was exported for; None where the model has its own.
+
+        Raises:
+            MissingExtraError: it needs a package that is not installed.
+            ArchiveError: transformers cannot read the config or the processor, or makes images in another form.
+        """
+        family = family_of(_config_of(folder), image_size, recorded_task(manifest), folder=folder)
+        _require_same(folder, manifest["multimodal"], family)
+        return PromptProcessor.of(folder, family)
 
     @property
     def tokenizer(self) -> Any:
@@ -178,6 +198,40 @@ def row_counts(family: Family, images: Sequence[np.ndarray], frames: Sequence[in
 def kind_of(family: Family) -> str:
     """Return what chat templates call the files that a model reads: "image" or "audio"."""
     return "audio" if family.medium.hears else "image"
+
+
+def _config_of(folder: Path) -> Any:
+    """Return the transformers config of an export, which says how images are placed.
+
+    Raises:
+        ArchiveError: there is none, or transformers does not know it.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # whatever transformers raises for a file that it does not know
+        raise ArchiveError(
+            f"{folder}: transformers cannot read its config.json, which generate needs for images and sound.",
+            "Export the model again with a transformers release that knows it; models with code of their own are not supported.",
+        ) from error
+
+
+def _require_same(folder: Path, recorded: Mapping[str, Any], family: Family) -> None:
+    """Refuse an export whose archives take images in another form than this transformers makes them.
+
+    Raises:
+        ArchiveError: names both forms.
+    """
+    medium = family.medium
+    shape = archive_shape(family)
+    said = recorded.get(medium.input_name, {}).get("shape")
+    if said != shape or recorded.get(f"rows_per_{medium.noun}") != family.row_count:
+        raise ArchiveError(
+            f"{folder}: its archive takes {medium.input_name} of shape {said}; with this transformers release the model "
+            f"takes {shape}.",
+            "Export the model again, or install the transformers release of the export.",
+        )
 
 
 __all__ = ["PromptProcessor", "SensedPrompt", "kind_of", "row_counts"]

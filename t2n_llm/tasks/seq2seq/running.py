@@ -16,7 +16,7 @@ import numpy as np
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.read.reading import read_graph_text, signature_of
 from kvcache.states.tensors import StateTensor
-from t2n_llm.check.answers import CliAnswerer, NamedArchive, open_answerer
+from t2n_llm.check.answers import Answerer, CliAnswerer, NamedArchive, open_answerer
 from t2n_llm.check.engines import chosen_engine
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import Runner, Turn, WheelRunner
@@ -27,6 +27,17 @@ from t2n_llm.tasks.seq2seq.sources import ENCODER_MASK
 @dataclass(frozen=True)
 class EncoderArchive(NamedArchive):
     """The encoder in an engine."""
+
+    @staticmethod
+    def of(archive: Path, answerer: Answerer) -> EncoderArchive:
+        """Return an encoder with the names of its inputs and outputs.
+
+        Args:
+            archive: names them; the engine names outputs after its nodes, which may stand in a fragment.
+            answerer: the archive in its engine.
+        """
+        names = signature_of(read_graph_text(archive))
+        return EncoderArchive(answerer, tuple(names.inputs), tuple(names.outputs))
 
     def read(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return what the decoder is told of a source, by name: keys and values, and the mask where its graph has one.

@@ -13,7 +13,7 @@ from torch.export import Dim
 from generic_export import TractNNEF, export_model_to_nnef
 from generic_export.capture import capture
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from generic_export.torch_graph.capture import tracer
+from generic_export.torch_graph.capture import archive_conditions
 
 
 class Listener(nn.Module):
@@ -68,5 +68,5 @@ def test_of_several_smallest_sizes_one_is_left() -> None:
 
 
 def test_in_a_large_graph_what_the_module_refuses_itself_is_left_to_it() -> None:
-    with mock.patch.object(tracer, "_MOST_OPERATORS_CHECKED", 0):
+    with mock.patch.object(archive_conditions, "_MOST_OPERATORS_CHECKED", 0):
         assert _conditions() == [("T >= 7", True)]

@@ -17,7 +17,7 @@ from generic_export.errors import CaptureError, EngineLoadError, SourceError, Un
 from kvcache.compat import cache_in
 from t2n_llm.debug.call_sets import calls_of
 from t2n_llm.debug.tiny_model import tiny_model
-from t2n_llm.export.job import diagnose_command
+from t2n_llm.export.failure_hint import diagnose_command
 from t2n_llm.source.reference import SourceRef
 from tests.families import FAMILIES
 from tests.systems import needs_posix

@@ -12,7 +12,8 @@ import torch
 
 from generic_export.debug.coverage import Support
 from generic_export.errors import CaptureError, SourceError
-from t2n_llm.debug.coverage import DECODER, MODULES, CoverageReport, cover_model, record_forward
+from t2n_llm.debug.coverage import DECODER, MODULES, CoverageReport, cover_model
+from t2n_llm.debug.module_coverage import record_forward
 from t2n_llm.source.hub import open_config
 from tests.families import FAMILIES, config
 from tests.shared_folders import content

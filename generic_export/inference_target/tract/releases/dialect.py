@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from generic_export.errors import DialectError
 from generic_export.inference_target.version import SemanticVersion
 from generic_export.nnef.graph import NnefFragment, NnefGraph, NnefOperation
+from generic_export.nnef.registries import with_fragments
 
 # The releases whose wheels the smoke set runs on, oldest first.
 RELEASES = ("0.21.13", "0.21.14", "0.22.4", "0.23.0", "0.23.5", "0.23.9")
@@ -175,6 +176,16 @@ def older_fragments(graph: NnefGraph, release: SemanticVersion) -> tuple[NnefFra
     return tuple(added.values())
 
 
+def with_older_fragments(graph: NnefGraph, release: SemanticVersion) -> NnefGraph:
+    """Return a document with the fragments that a release needs.
+
+    Args:
+        graph: the document.
+        release: that reads it.
+    """
+    return with_fragments(graph, older_fragments(graph, release))
+
+
 def refuse_other_registries(graph: NnefGraph, registries: Collection[str]) -> None:
     """Refuse a document that needs a registry that its runtime is not built with.
 
@@ -238,4 +249,5 @@ __all__ = [
     "older_fragments",
     "refuse_other_registries",
     "refuse_younger",
+    "with_older_fragments",
 ]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import BertConfig, T5Config
 
-from t2n_llm.tasks.heads.kinds import kind_of
 from t2n_llm.tasks.heads.shapes_alone import LastMarked, PlacesOfMasks
-from t2n_llm.tasks.heads.table import HEADS
+from t2n_llm.tasks.heads.table import HEADS, kind_of
 
 
 def test_the_last_end_token_is_picked_by_its_place() -> None:
