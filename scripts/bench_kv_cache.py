@@ -40,7 +40,7 @@ from generic_export.errors import T2NError
 from generic_export.inference_target.tract.engines.wheel import TractWheel, WheelModel
 from t2n_llm import export_llm
 from t2n_llm.compress.text import read_text
-from t2n_llm.export.located import locate_archive
+from t2n_llm.export.archive_lookup import locate_archive
 from t2n_llm.inspect.quality import windows_of_text
 from t2n_llm.source.hub import load_tokenizer
 

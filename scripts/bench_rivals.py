@@ -41,7 +41,7 @@ from t2n_llm import export_llm
 from t2n_llm.bench.benchmark import bench_archives
 from t2n_llm.bench.comparison import SpeedComparison
 from t2n_llm.cli.comparison import Grid
-from t2n_llm.export.located import locate_archive
+from t2n_llm.export.archive_lookup import locate_archive
 
 EXPORTS: Mapping[str, dict[str, Any]] = {
     "f16": {},

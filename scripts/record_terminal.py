@@ -104,7 +104,7 @@ def _images(folder: Path) -> list[tuple[float, str]]:
     """Return the recording of a photo that is described, and sent to the server with OpenAI's client."""
     from matplotlib.cbook import get_sample_data
 
-    from tests.t2n_llm.runtime.sensing_models import export_llava
+    from tests.t2n_llm.runtime.multimodal_models import export_llava
 
     export_llava(folder / "made")
     (folder / "made" / "export").rename(folder / "tiny-llava")

@@ -20,7 +20,7 @@ keep_importable(
         "t2n_llm.benchmark": "t2n_llm.bench.benchmark",
         "t2n_llm.diagnosis": "t2n_llm.debug.diagnosis",
         "t2n_llm.inspection": "t2n_llm.inspect.inspection",
-        "t2n_llm.located": "t2n_llm.export.located",
+        "t2n_llm.located": "t2n_llm.export.archive_lookup",
         "t2n_llm.options": "t2n_llm.export.options",
         "t2n_llm.explain": "t2n_llm.debug",
         "t2n_llm.explain.diagnosis": "t2n_llm.debug.diagnosis",

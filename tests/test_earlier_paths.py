@@ -33,7 +33,7 @@ import pytest
         ("t2n_llm.measure.benchmark", "t2n_llm.bench.benchmark", "bench_archives"),
         ("t2n_llm.measure.generate", "t2n_llm.runtime.generate", "ExportedModel"),
         ("t2n_llm.measure.inspection", "t2n_llm.inspect.inspection", "inspect_archive"),
-        ("t2n_llm.located", "t2n_llm.export.located", "locate_archive"),
+        ("t2n_llm.located", "t2n_llm.export.archive_lookup", "locate_archive"),
         ("t2n_llm.options", "t2n_llm.export.options", "ExportOptions"),
     ],
 )

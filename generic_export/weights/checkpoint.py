@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from generic_export.errors import CorruptCheckpointError, WeightError, described
-from generic_export.weights.held_file import HeldFile
+from generic_export.weights.pinned_file import PinnedFile
 from generic_export.weights.safetensors_index import open_safetensors, reading
 from generic_export.weights.source import DOWNLOAD_AGAIN, TensorSource
 from generic_export.weights.torch_file import open_torch_file
@@ -47,7 +47,7 @@ class Checkpoint:
     files: tuple[Path, ...]
     total_bytes: int
     notes: tuple[str, ...] = ()
-    held: tuple[HeldFile, ...] = field(default=(), compare=False)
+    held: tuple[PinnedFile, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class _Format:
     suffixes: tuple[str, ...]
     single: str
     index: str
-    open_file: Callable[[Path, HeldFile], Mapping[str, TensorSource]]
+    open_file: Callable[[Path, PinnedFile], Mapping[str, TensorSource]]
 
     @property
     def index_suffix(self) -> str:
@@ -117,12 +117,14 @@ def _open_single(path: Path, kind: _Format) -> Checkpoint:
     return _checkpoint(kind.open_file(path, file), (path,), (file,))
 
 
-def _held(path: Path) -> HeldFile:
+def _held(path: Path) -> PinnedFile:
     with reading(path):
-        return HeldFile(path)
+        return PinnedFile(path)
 
 
-def _checkpoint(tensors: Mapping[str, TensorSource], files: tuple[Path, ...], held: tuple[HeldFile, ...]) -> Checkpoint:
+def _checkpoint(
+    tensors: Mapping[str, TensorSource], files: tuple[Path, ...], held: tuple[PinnedFile, ...]
+) -> Checkpoint:
     return Checkpoint(tensors, files, sum(tensor.nbytes for tensor in tensors.values()), held=held)
 
 
@@ -166,7 +168,7 @@ def _find_index(folder: Path, kind: _Format) -> Path | None:
 def _open_sharded(index: Path, kind: _Format) -> Checkpoint:
     """Open every shard an index names; what the index says and what the shards hold must agree."""
     try:
-        held = [HeldFile(index)]
+        held = [PinnedFile(index)]
     except OSError as error:
         raise WeightError(f"{index}: cannot be read: {error.strerror}.") from error
     weight_map = _read_weight_map(index, held[0].read())

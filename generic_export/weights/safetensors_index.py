@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 import torch
 
 from generic_export.errors import CorruptCheckpointError, WeightError
-from generic_export.weights.held_file import HeldFile
+from generic_export.weights.pinned_file import PinnedFile
 from generic_export.weights.source import DOWNLOAD_AGAIN, FileTensor
 
 LFS_MAGIC = b"version "
@@ -84,7 +84,7 @@ class UnreadableTensor(FileTensor):
         )
 
 
-def open_safetensors(path: Path, file: HeldFile | None = None) -> dict[str, FileTensor]:
+def open_safetensors(path: Path, file: PinnedFile | None = None) -> dict[str, FileTensor]:
     """Where each tensor of one safetensors file lies, in file order; they are read from the file that is opened here.
 
     Args:
@@ -99,7 +99,7 @@ def open_safetensors(path: Path, file: HeldFile | None = None) -> dict[str, File
     """
     path = Path(path)
     with reading(path):
-        file = file or HeldFile(path)
+        file = file or PinnedFile(path)
         header = _read_header(path, file)
     data_start, file_bytes = 8 + len(header), file.identity.bytes
     tensors = [replace(tensor, file=file) for tensor in _parse_entries(path, header, data_start)]
@@ -141,7 +141,7 @@ def _corrupt(path: Path, reason: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"{path}: damaged safetensors file: {reason}.", DOWNLOAD_AGAIN)
 
 
-def _read_header(path: Path, file: HeldFile) -> bytes:
+def _read_header(path: Path, file: PinnedFile) -> bytes:
     """The JSON header; its length is checked first."""
     file_bytes = file.identity.bytes
     prefix = file.read(0, 8)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from generic_export.errors import CorruptCheckpointError, WeightError
-from generic_export.weights.held_file import HeldFile
+from generic_export.weights.pinned_file import PinnedFile
 
 DOWNLOAD_AGAIN = "Download the file again."
 CHUNK_BYTES = 4 * 1024 * 1024  # a chunk, its cast and its hash stay in the processor's cache
@@ -188,7 +188,7 @@ class FileTensor(PlainValues):
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    file: HeldFile | None = field(default=None, kw_only=True, compare=False, repr=False)
+    file: PinnedFile | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     def chunks(self) -> Iterator[memoryview]:
         """The region's bytes, read as they are asked for.
@@ -198,7 +198,7 @@ class FileTensor(PlainValues):
             WeightError: the file cannot be read (permission, input/output error).
         """
         try:
-            file = self.file or HeldFile(self.path)
+            file = self.file or PinnedFile(self.path)
             for done in range(0, self.nbytes, CHUNK_BYTES):
                 # np.empty does not clear what is about to be overwritten, as bytearray does; and unlike torch.empty it
                 # asks for no alignment, so that glibc puts the next chunk where the last one was freed.

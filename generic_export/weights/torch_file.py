@@ -21,7 +21,7 @@ import torch
 
 from generic_export.compat import FakeTensorMode, checkpoint_offset, sparse_values_unread
 from generic_export.errors import CorruptCheckpointError, WeightError
-from generic_export.weights.held_file import HeldFile
+from generic_export.weights.pinned_file import PinnedFile
 from generic_export.weights.safetensors_index import LFS_MAGIC, UnreadableTensor, reading, require_weights
 from generic_export.weights.source import DOWNLOAD_AGAIN, FileTensor, InMemoryTensor, TensorSource
 
@@ -51,7 +51,7 @@ class _Record:
     is_plain: bool
 
 
-def open_torch_file(path: Path, file: HeldFile | None = None) -> dict[str, TensorSource]:
+def open_torch_file(path: Path, file: PinnedFile | None = None) -> dict[str, TensorSource]:
     """Where each tensor of one `torch.save` file lies, in the order of its state dict.
 
     Args:
@@ -70,7 +70,7 @@ def open_torch_file(path: Path, file: HeldFile | None = None) -> dict[str, Tenso
     """
     path = Path(path)
     with reading(path):
-        file = file or HeldFile(path)
+        file = file or PinnedFile(path)
         start = file.read(0, len(LFS_MAGIC))
     require_weights(path, start)
     if start.startswith(_ZIP_MAGIC):
@@ -179,7 +179,7 @@ def _tensor_dicts(value: Any, place: str, depth: int = 0) -> Iterator[tuple[str,
 # --- zip files --------------------------------------------------------------------------------
 
 
-def _open_zip(path: Path, file: HeldFile) -> dict[str, TensorSource]:
+def _open_zip(path: Path, file: PinnedFile) -> dict[str, TensorSource]:
     records = _zip_records(path)
     is_plain = all(record.is_plain for record in records.values())
     try:
@@ -234,7 +234,7 @@ def _require_notes(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path)
             raise _corrupt(path, f"storages are aligned to {text[:20]!r} bytes")
 
 
-def _region(name: str, tensor: torch.Tensor, file: HeldFile, records: Mapping[int, _Record]) -> TensorSource | None:
+def _region(name: str, tensor: torch.Tensor, file: PinnedFile, records: Mapping[int, _Record]) -> TensorSource | None:
     """The run of bytes that a tensor is; None when its values lie scattered."""
     path = file.path
     if _has_no_plain_bytes(tensor):

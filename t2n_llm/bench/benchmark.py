@@ -15,7 +15,7 @@ from t2n_llm.bench.compared_engines import compared_engine
 from t2n_llm.bench.compared_engines.archive import ArchiveContender
 from t2n_llm.bench.compared_engines.protocol import Contender, SharedModel
 from t2n_llm.bench.comparison import ComparisonPlan, Point, Samples, SpeedComparison, SpeedRun, compare
-from t2n_llm.export.located import LocatedArchive, distinct_names
+from t2n_llm.export.archive_lookup import LocatedArchive, distinct_names
 from t2n_llm.source.reference import SourceRef
 
 PREFILL_TOKENS = 512

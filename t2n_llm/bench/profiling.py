@@ -29,7 +29,7 @@ from t2n_llm.bench.compared_engines.archive import timed_turns
 from t2n_llm.bench.machine_limits import MachineLimits, measured_limits
 from t2n_llm.bench.traffic import bytes_read, cache_concats, consumers, flops
 from t2n_llm.check.runner import BIND_BATCH
-from t2n_llm.export.located import LocatedArchive
+from t2n_llm.export.archive_lookup import LocatedArchive
 from t2n_llm.graph.prefill import split_prompt
 from t2n_llm.inspect.inspection import stateful_transforms
 

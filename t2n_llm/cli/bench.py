@@ -52,7 +52,7 @@ def profile(
     """
     with open_sink(as_json, quiet) as sink:
         from t2n_llm.bench.profiling import profile_archive
-        from t2n_llm.export.located import locate_archive
+        from t2n_llm.export.archive_lookup import locate_archive
 
         report = profile_archive(
             locate_archive(archive),
@@ -111,7 +111,7 @@ def bench(
     with open_sink(as_json, quiet) as sink:
         from t2n_llm.bench.benchmark import bench_archives
         from t2n_llm.cli.comparison import Grid, check_plot, comparison_tables, plot_comparison
-        from t2n_llm.export.located import locate_archive
+        from t2n_llm.export.archive_lookup import locate_archive
 
         if plot is not None:
             check_plot(plot)

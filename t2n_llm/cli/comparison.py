@@ -13,7 +13,7 @@ from t2n_llm.bench.benchmark import DECODE_TOKENS, PREFILL_TOKENS
 from t2n_llm.bench.compared_engines.protocol import processors
 from t2n_llm.bench.comparison import DEPTHS, PREFILLS, ComparisonPlan, Samples, SpeedComparison, SpeedRun
 from t2n_llm.cli.tables import table_of
-from t2n_llm.export.located import LocatedArchive
+from t2n_llm.export.archive_lookup import LocatedArchive
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -309,11 +309,11 @@ def _of_prompt(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, sta
 
 def _of_sensed(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink, stack: ExitStack) -> StreamedAnswer:
     from t2n_llm.runtime.generate import export_folder
-    from t2n_llm.runtime.sensing import SensingModel
+    from t2n_llm.runtime.multimodal import MultimodalModel
 
     if asked.prompt is None:
         raise OptionError("there is no prompt.", 'Say what to do with the file, such as "Describe this.".')
-    model = SensingModel.open(export_folder(archive), device=asked.device, prefill_chunk=asked.prefill_chunk)
+    model = MultimodalModel.open(export_folder(archive), device=asked.device, prefill_chunk=asked.prefill_chunk)
     prompt = model.prompt(
         asked.prompt,
         images=asked.images,
@@ -342,7 +342,7 @@ def _ids_of(prompt: str, model: ExportedModel, asked: _Asked) -> Sequence[int]:
 
 
 def _of_source(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> Iterable[str]:
-    from t2n_llm.runtime.from_source import SourceModel, Wishes
+    from t2n_llm.runtime.from_source import GenerationOptions, SourceModel
     from t2n_llm.runtime.generate import export_folder
 
     source = SourceModel.open(export_folder(archive), device=asked.device)
@@ -350,7 +350,7 @@ def _of_source(archive: Path, sampling: Sampling, asked: _Asked, sink: Sink) -> 
     tell_not_followed(sink, source.settings, sampled=sampled, beams=not sampled)
     purpose = "translate" if asked.translate else None
     most = asked.max_new_tokens or _MOST_NEW_TOKENS
-    wishes = Wishes(most, sampling, asked.beams, asked.language, purpose, asked.timestamps)
+    wishes = GenerationOptions(most, sampling, asked.beams, asked.language, purpose, asked.timestamps)
     audio, image = _only(asked.audio, "--audio"), _only(asked.images, "--image")
     return source.text_of(wishes, text=asked.prompt, audio=audio, image=image)
 

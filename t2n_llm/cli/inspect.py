@@ -40,7 +40,7 @@ def inspect(
     Exit code 0: read. 1: tract refuses the archive. 2: it is damaged, or bad input. 3: a bug.
     """
     with open_sink(as_json, quiet) as sink:
-        from t2n_llm.export.located import locate_archive
+        from t2n_llm.export.archive_lookup import locate_archive
         from t2n_llm.inspect.inspection import ask_engine, inspect_archive
 
         inspection = inspect_archive(locate_archive(archive))

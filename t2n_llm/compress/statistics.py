@@ -13,7 +13,7 @@ from typing import Any
 
 from generic_export.errors import ArchiveError, OptionError
 from generic_export.files import is_disk_full, sha256
-from generic_export.weights.held_file import readers_of
+from generic_export.weights.pinned_file import readers_of
 from quant.imatrix import IMATRIX_SUFFIX, Imatrix, load_imatrix, matching_statistics, save_imatrix
 from quant.protocol import InputStatistics
 from t2n_llm.source.hub import ModelSource

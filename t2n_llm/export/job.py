@@ -15,7 +15,7 @@ from generic_export.errors import OptionError
 from generic_export.tested_versions import TORCH, TRACT, TRANSFORMERS, new_doubts
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.half import CastReport
-from generic_export.weights.held_file import HeldFile
+from generic_export.weights.pinned_file import PinnedFile
 from t2n_llm.check.engines import require_engine
 from t2n_llm.export.failure_hint import report_stale_exports, suggest_diagnosis
 from t2n_llm.export.folder import check_free, recover
@@ -67,7 +67,7 @@ class ExportJob:
         return self.folder.reporter
 
     @property
-    def files(self) -> tuple[HeldFile, ...]:
+    def files(self) -> tuple[PinnedFile, ...]:
         """The files of the source that the export reads; of a GGUF file the weights alone, whose configs this project writes."""
         beside = self.source.held if self.source.gguf is None else ()
         vocoder = self.source.vocoder.checkpoint.held if self.source.vocoder is not None else ()

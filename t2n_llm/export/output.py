@@ -22,7 +22,7 @@ from generic_export.documents import producer_version
 from generic_export.nnef.graph import NnefGraph
 from generic_export.weights.checkpoint import Checkpoint
 from generic_export.weights.half import CastReport, FlushedCount, NonFiniteCount, OverflowCount
-from generic_export.weights.held_file import HeldFile, readers_of, refuse_changed, restrict
+from generic_export.weights.pinned_file import PinnedFile, readers_of, refuse_changed, restrict
 from generic_export.weights.source import TensorSource
 from generic_export.write.archive import DEFAULT_TGZ_LEVEL, Resume, check_free_space
 from generic_export.write.document import ArchivePlan, WrittenArchive, write_document
@@ -133,7 +133,7 @@ class ExportFolder:
 
     @contextmanager
     def staging(
-        self, plans: Mapping[str, ArchivePlan], bundle_bytes: int = 0, files: Sequence[HeldFile] = ()
+        self, plans: Mapping[str, ArchivePlan], bundle_bytes: int = 0, files: Sequence[PinnedFile] = ()
     ) -> Iterator[Path]:
         """Yield the folder in which everything is made, once it is known to fit on the disk.
 
@@ -237,7 +237,7 @@ class ExportFolder:
         if note and note["error"]:
             errors[label] = QuantizationError(**note["error"])
 
-    def companions(self) -> dict[str, HeldFile]:
+    def companions(self) -> dict[str, PinnedFile]:
         """Return what is copied beside the archive, by name: configs, tokenizer, chat template, how images become pixels; and
         the card of the source."""
         return copied_files(self.source.held, SOURCE_CARD_FILE)
@@ -254,7 +254,7 @@ class ExportFolder:
         validation: ValidationReport | None,
         unused: Sequence[str],
         described: Manifest,
-        files: Sequence[HeldFile] = (),
+        files: Sequence[PinnedFile] = (),
     ) -> ExportResult:
         """Record what is in the folder, and put it in place, or beside its place when the check failed.
 

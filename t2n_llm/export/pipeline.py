@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import SourceChangedError
-from generic_export.weights.held_file import HeldFile, refuse_changed
+from generic_export.weights.pinned_file import PinnedFile, refuse_changed
 from generic_export.write.document import WrittenArchive
 from quant.recipe import RECIPE_FILE
 from t2n_llm.check.loss import warn_of_loss
@@ -154,7 +154,7 @@ def _write(job: ExportJob, staging: Path, stored: StoredGraph) -> WrittenArchive
 
 
 @contextmanager
-def _explained_changes(files: Sequence[HeldFile]) -> Iterator[None]:
+def _explained_changes(files: Sequence[PinnedFile]) -> Iterator[None]:
     """Raise `SourceChangedError` for any error in the block when the source changed meanwhile: that is the cause."""
     try:
         yield

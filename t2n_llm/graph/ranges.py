@@ -100,7 +100,7 @@ class RangeRequest:
         outputs = dict(zip(captured.output_names, captured.outputs, strict=True)) if keep_outputs else {}
         run = measured(captured, inputs, stored, [variable.name for variable in outputs.values()])
         self._warn_of_unmeasured(captured, run.largest)
-        rescaling = fitted(captured, run.largest, islands=self.f32_regions)
+        rescaling = fitted(captured, run.largest, f32_regions=self.f32_regions)
         self._report(rescaling.groups)
         ranges = Ranges(len(self.tokens), _by_module(captured, run.largest), rescaling.groups)
         kept = {name: run.values[made.name] for name, made in outputs.items() if made.name in run.values}
@@ -117,16 +117,16 @@ class RangeRequest:
 
     def _report(self, groups: Sequence[ScaleGroup]) -> None:
         """Say what was done, and what has little room left; refuse what neither fits nor may be f32."""
-        islands = [group for group in groups if group.in_f32]
+        regions = [group for group in groups if group.in_f32]
         unfit = next((each for each in groups if each.overflows and not each.exponent and not each.in_f32), None)
         if unfit is not None:
             raise NumericRangeError(
                 f"{_size(unfit)}; f16 holds at most {F16_LIMIT:.0f}, and they cannot be rescaled: {unfit.obstacle}.",
                 "Use --activations f32 (the default), which keeps f16 weights.",
             )
-        if islands:
-            count = sum(len(group.tensors) for group in islands)
-            self.reporter.warn(f"{_size(max(islands, key=_largest))}: {count} tensors are kept in f32.")
+        if regions:
+            count = sum(len(group.tensors) for group in regions)
+            self.reporter.warn(f"{_size(max(regions, key=_largest))}: {count} tensors are kept in f32.")
         scaled = [group for group in groups if group.exponent]
         if scaled:
             top, count = max(scaled, key=_largest), sum(len(group.tensors) for group in scaled)

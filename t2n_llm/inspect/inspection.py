@@ -21,7 +21,7 @@ from generic_export.nnef.graph import ArrayLiteral, Reference
 from generic_export.read.contents import ArchiveContents, StoredTensor, read_contents
 from generic_export.read.outline import External, GraphOutline, read_outline, shape_of
 from t2n_llm.check.runner import BIND_BATCH, STATEFUL_TRANSFORM
-from t2n_llm.export.located import LocatedArchive
+from t2n_llm.export.archive_lookup import LocatedArchive
 
 _BYTES = {"bool": 1, **{f"{kind}{bits}": bits // 8 for kind in "fiu" for bits in (8, 16, 32, 64)}}
 _LABEL = re.compile(r'\blabel\s*=\s*"([^"\n]*)"')

@@ -20,7 +20,7 @@ import numpy as np
 from generic_export.devices import check_device
 from generic_export.errors import ArchiveError, OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from t2n_llm.check.answers import WheelAnswerer
+from t2n_llm.check.archive_sessions import WheelArchiveSession
 from t2n_llm.check.runner import WheelRunner
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.export.manifest_form import require_said
@@ -31,7 +31,7 @@ from t2n_llm.runtime.sampling.rules import Said
 from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.runtime.sampling.text import text_pieces, until_stop
 from t2n_llm.source.hub import load_tokenizer
-from t2n_llm.tasks.media.sensed import SensedInput
+from t2n_llm.tasks.media.encoder_input import EncoderInput
 from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT, recorded_task
 from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER
 from t2n_llm.tasks.seq2seq.running import EncoderArchive
@@ -45,7 +45,7 @@ _LEAST_SECONDS = 0.1  # of a window's end: what is shorter is not heard again
 
 
 @dataclass(frozen=True)
-class Wishes:
+class GenerationOptions:
     """What a user asks for beside the source.
 
     Attributes:
@@ -93,7 +93,7 @@ class SourceModel:
     settings: Mapping[str, Any]
     rules: TokenRules
     sources: Mapping[str, Sequence[int | str]]
-    senses: SensedInput
+    senses: EncoderInput
     gives_states: bool = True
     device: str = "cpu"
 
@@ -127,36 +127,41 @@ class SourceModel:
             settings=settings,
             rules=TokenRules.of(settings, connection["decoder_start_token_id"]),
             sources=sources,
-            senses=SensedInput.of(folder, manifest, sensed),
+            senses=EncoderInput.of(folder, manifest, sensed),
             gives_states=bool(manifest["graph"].get("states")),
             device=device,
         )
 
     def text_of(
-        self, wishes: Wishes, *, text: str | None = None, audio: Path | None = None, image: Path | None = None
+        self,
+        options: GenerationOptions,
+        *,
+        text: str | None = None,
+        audio: Path | None = None,
+        image: Path | None = None,
     ) -> Iterator[str]:
         """Yield pieces of the text that is made of a source, as they are decided.
 
         Args:
-            wishes: what is asked for.
+            options: what is asked for.
             text, audio, image: the source; the one that the model's task is about.
 
         Raises:
             OptionError: there is no such source, or the model reads another kind.
             EngineError: the engine failed.
         """
-        self._refuse(wishes, {"a text": text, "--audio FILE.wav": audio, "--image FILE": image})
-        choice = wishes.sampling.choice(self.settings)
+        self._refuse(options, {"a text": text, "--audio FILE.wav": audio, "--image FILE": image})
+        choice = options.sampling.choice(self.settings)
         model = replace(self, rules=replace(self.rules, rules=choice.rules))
         with _Running(model, replace(choice, rules=())) as running:
             if audio is not None:
-                pieces = running.heard(self.senses.waveform(audio), wishes)
+                pieces = running.transcribe(self.senses.waveform(audio), options)
             else:
-                pieces = running.answered(text, image, wishes)
+                pieces = running.generate_for(text, image, options)
             yield from until_stop(pieces, choice.stops, lambda stop: None)
 
-    def _refuse(self, wishes: Wishes, given: Mapping[str, object]) -> None:
-        """Refuse a source that the model does not read, one too few, and wishes that it has no meaning for."""
+    def _refuse(self, options: GenerationOptions, given: Mapping[str, object]) -> None:
+        """Refuse a source that the model does not read, one too few, and options that it has no meaning for."""
         made = {TEXT_TO_TEXT: "a text", SPEECH_RECOGNITION: "--audio FILE.wav", IMAGE_TO_TEXT: "--image FILE"}
         others = [name for name in self.sources if name not in (_IDS, self.senses.name)]
         if others:
@@ -167,7 +172,7 @@ class SourceModel:
         wanted = [made[self.task], *(["a text"] if self.task != TEXT_TO_TEXT and _IDS in self.sources else [])]
         if {kind for kind, value in given.items() if value is not None} != set(wanted):
             raise OptionError(f"{self.folder} was exported for {self.task}.", f"It takes {' and '.join(wanted)} only.")
-        if self.task != SPEECH_RECOGNITION and wishes.about_speech:
+        if self.task != SPEECH_RECOGNITION and options.about_speech:
             raise OptionError(
                 f"{self.folder} does not transcribe speech.", "Omit --language, --translate and --timestamps."
             )
@@ -185,7 +190,7 @@ class _Running:
         self._encoder = self._stack.enter_context(engine.load(model.archives[ENCODER]))
         self._decoder = self._stack.enter_context(WheelRunner(model.archives[DECODER], engine))
         self._senses = self._stack.enter_context(model.senses.opened())
-        self._reader = EncoderArchive.of(model.archives[ENCODER], WheelAnswerer(engine, self._encoder))
+        self._reader = EncoderArchive.of(model.archives[ENCODER], WheelArchiveSession(engine, self._encoder))
         return self
 
     def __exit__(
@@ -195,7 +200,7 @@ class _Running:
 
     # --- sources ---
 
-    def answered(self, text: str | None, image: Path | None, wishes: Wishes) -> Iterator[str]:
+    def generate_for(self, text: str | None, image: Path | None, options: GenerationOptions) -> Iterator[str]:
         """Yield the text made of a text, of a picture, or of both."""
         given: dict[str, np.ndarray] = {}
         if text is not None:
@@ -203,11 +208,11 @@ class _Running:
             if not given[_IDS].size:
                 raise OptionError("the text has no tokens.", "Use a text with at least one token.")
         if image is not None:
-            given[self._model.senses.name] = self._senses.seen(image)
+            given[self._model.senses.name] = self._senses.from_image(image)
         decode = partial(self._model.tokenizer.decode, skip_special_tokens=True)
-        yield from text_pieces(decode, self._tokens(self._reader.read(given), self._model.rules, wishes))
+        yield from text_pieces(decode, self._tokens(self._reader.read(given), self._model.rules, options))
 
-    def heard(self, waveform: np.ndarray, wishes: Wishes) -> Iterator[str]:
+    def transcribe(self, waveform: np.ndarray, options: GenerationOptions) -> Iterator[str]:
         """Yield the text of a recording, window after window where the model hears windows of one length."""
         window = self._window()
         at = 0
@@ -215,10 +220,10 @@ class _Running:
             piece = waveform[at:] if window is None else waveform[at : at + window]
             whole = window is None or at + window >= len(waveform)
             said: list[int] = []
-            told = self._reader.read({self._model.senses.name: self._senses.heard(piece)})
-            rules = self._rules(told, wishes, timestamps=wishes.timestamps or not whole)
-            tokens = _noted(self._tokens(told, rules, wishes), said)
-            yield from text_pieces(self._shown(rules, wishes, at), tokens)
+            told = self._reader.read({self._model.senses.name: self._senses.from_waveform(piece)})
+            rules = self._rules(told, options, timestamps=options.timestamps or not whole)
+            tokens = _noted(self._tokens(told, rules, options), said)
+            yield from text_pieces(self._shown(rules, options, at), tokens)
             at += len(piece) if whole else self._heard_until(rules, said, len(piece))
 
     def _heard_until(self, rules: TokenRules, said: Sequence[int], samples: int) -> int:
@@ -242,32 +247,32 @@ class _Running:
 
     # --- tokens ---
 
-    def _rules(self, told: Mapping[str, np.ndarray], wishes: Wishes, *, timestamps: bool) -> TokenRules:
+    def _rules(self, told: Mapping[str, np.ndarray], options: GenerationOptions, *, timestamps: bool) -> TokenRules:
         model = self._model
         can_tell = model.settings.get("no_timestamps_token_id") is not None
         languages = languages_of(model.settings)
-        language = wishes.language
+        language = options.language
         if language is None and languages:
             logits = self._decoder.about(told).open_session().run([np.array([model.rules.start[:1]], np.int64)])[0]
             language = max(languages, key=lambda name: float(logits[0, -1, languages[name]]))
-        wanted = timestamps if can_tell else wishes.timestamps
-        return model.rules.told(model.settings, language, wishes.purpose, timestamps=wanted)
+        wanted = timestamps if can_tell else options.timestamps
+        return model.rules.told(model.settings, language, options.purpose, timestamps=wanted)
 
-    def _shown(self, rules: TokenRules, wishes: Wishes, at: int) -> _Shown:
-        return _Shown(self._model.tokenizer, rules, wishes.timestamps, at / self._model.senses.sampling_rate)
+    def _shown(self, rules: TokenRules, options: GenerationOptions, at: int) -> _Shown:
+        return _Shown(self._model.tokenizer, rules, options.timestamps, at / self._model.senses.sampling_rate)
 
-    def _tokens(self, told: Mapping[str, np.ndarray], rules: TokenRules, wishes: Wishes) -> Iterator[int]:
+    def _tokens(self, told: Mapping[str, np.ndarray], rules: TokenRules, options: GenerationOptions) -> Iterator[int]:
         own = rules.beams if self._model.gives_states else 1
-        beams = own if wishes.beams is None else wishes.beams
+        beams = own if options.beams is None else options.beams
         if beams > 1 and not self._choice.samples:
             session, states = self._decoder.about(told).open_explicit()
-            yield from best_text(session, states, rules, beams, wishes.max_new_tokens)
+            yield from best_text(session, states, rules, beams, options.max_new_tokens)
             return
         session = self._decoder.about(told).open_session()
         random = self._choice.random()
         said: list[int] = []
         pending: Sequence[int] = rules.start
-        for _ in range(wishes.max_new_tokens):
+        for _ in range(options.max_new_tokens):
             logits = session.run([np.array([pending], np.int64)])[0][0, -1]
             whole = Said((*rules.start, *said), len(rules.start))
             token = self._choice.next_token(rules.applied(logits, said), whole, random)
@@ -335,10 +340,10 @@ def text_of_frames(folder: Path, recording: Path, *, device: str = "cpu") -> str
     require_said(folder, manifest, ["graph.inputs"])
     if not manifest["graph"]["inputs"]:
         raise ArchiveError(f"{folder}: its export.json lists no input.", "Export the model again.")
-    senses, engine = SensedInput.of(folder, manifest, manifest["graph"]["inputs"][0]), TractWheel(device=device)
+    senses, engine = EncoderInput.of(folder, manifest, manifest["graph"]["inputs"][0]), TractWheel(device=device)
     waveform = senses.waveform(recording)
-    with senses.opened() as sensing, engine.load(archive_in(folder, manifest)) as model:
-        (logits,) = WheelAnswerer(engine, model).answer([sensing.heard(waveform)])
+    with senses.opened() as reader, engine.load(archive_in(folder, manifest)) as model:
+        (logits,) = WheelArchiveSession(engine, model).answer([reader.from_waveform(waveform)])
     return spoken(logits[0].argmax(-1).tolist(), tokenizer)
 
 
@@ -355,4 +360,4 @@ def spoken(tokens: Sequence[int], tokenizer: Any) -> str:
     return str(tokenizer.decode(said, skip_special_tokens=True, **apart))
 
 
-__all__ = ["SourceModel", "Wishes", "spoken", "text_of_frames"]
+__all__ = ["GenerationOptions", "SourceModel", "spoken", "text_of_frames"]

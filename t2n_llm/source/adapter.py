@@ -21,7 +21,7 @@ from torch import nn
 from generic_export.errors import AdapterError, SourceError
 from generic_export.files import sha256
 from generic_export.weights.checkpoint import open_checkpoint
-from generic_export.weights.held_file import HeldFile
+from generic_export.weights.pinned_file import PinnedFile
 from generic_export.weights.source import TensorSource
 from t2n_llm.source.adapter_merge import (
     MERGE_ELSEWHERE,
@@ -123,7 +123,7 @@ class Adapter:
     config: LoraConfig
     modules: Mapping[str, LoraModule]
     replaced: Mapping[str, TensorSource]
-    held: tuple[HeldFile, ...] = ()
+    held: tuple[PinnedFile, ...] = ()
 
     def recorded(self) -> dict[str, Any]:
         """Return what a manifest says of it."""

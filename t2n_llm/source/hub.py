@@ -15,7 +15,7 @@ from typing import Any
 from generic_export.errors import DiskFullError, MissingTokenizerError, SourceError, UnknownArchitectureError
 from generic_export.files import is_disk_full
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
-from generic_export.weights.held_file import HeldFile
+from generic_export.weights.pinned_file import PinnedFile
 from quant.prequantized import decode_checkpoint
 from quant.prequantized.gguf_parts import first_part, model_name
 from t2n_llm.source.limits import refuse_layers
@@ -71,7 +71,7 @@ class ModelSource:
     quantization: Mapping[str, Any] | None = None
     gguf: Path | None = None
     keeps: Any = None
-    held: tuple[HeldFile, ...] = ()
+    held: tuple[PinnedFile, ...] = ()
     vocoder: Vocoder | None = None
 
     @property

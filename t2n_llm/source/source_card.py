@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from generic_export.weights.held_file import HeldFile
+from generic_export.weights.pinned_file import PinnedFile
 
 CARD_NAME = "README.md"
 
@@ -58,7 +58,7 @@ class SourceCard:
         }
 
 
-def source_card(files: Sequence[HeldFile]) -> SourceCard:
+def source_card(files: Sequence[PinnedFile]) -> SourceCard:
     """Read what is said of a model; a card that cannot be read says nothing.
 
     Args:
@@ -91,11 +91,11 @@ def front_matter(text: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _text(file: HeldFile | None) -> str:
+def _text(file: PinnedFile | None) -> str:
     return file.read().decode("utf-8", errors="replace") if file is not None else ""
 
 
-def _config(file: HeldFile | None) -> dict[str, Any]:
+def _config(file: PinnedFile | None) -> dict[str, Any]:
     try:
         content = json.loads(_text(file) or "{}")
     except (ValueError, RecursionError):

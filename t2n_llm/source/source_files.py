@@ -1,6 +1,6 @@
 """The files of a source that are not weights: opened when the model is, and read from there until its export is in place.
 
-In: a folder. Out: `HeldFile`s: config, tokenizer, card, what lies beside the archive later, and code that may run.
+In: a folder. Out: `PinnedFile`s: config, tokenizer, card, what lies beside the archive later, and code that may run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from generic_export.errors import SourceError
-from generic_export.weights.held_file import HeldFile
+from generic_export.weights.pinned_file import PinnedFile
 from t2n_llm.source.source_card import CARD_NAME
 
 TOKENIZER_FILES = (
@@ -44,7 +44,7 @@ COMPANIONS = (*CONFIG_FILES, *TOKENIZER_FILES)
 """What a runtime needs beside an archive: configs, tokenizer, chat template, how images become pixels."""
 
 
-def hold_files(folder: Path, trust_remote_code: bool = False) -> tuple[HeldFile, ...]:
+def hold_files(folder: Path, trust_remote_code: bool = False) -> tuple[PinnedFile, ...]:
     """Open what an export reads of a folder beside its weights.
 
     Args:
@@ -65,7 +65,7 @@ def hold_files(folder: Path, trust_remote_code: bool = False) -> tuple[HeldFile,
     return held
 
 
-def copied_files(held: Sequence[HeldFile], card: str) -> dict[str, HeldFile]:
+def copied_files(held: Sequence[PinnedFile], card: str) -> dict[str, PinnedFile]:
     """Return the files that an export copies, by their names there.
 
     Args:
@@ -76,7 +76,7 @@ def copied_files(held: Sequence[HeldFile], card: str) -> dict[str, HeldFile]:
     return {names[file.path.name]: file for file in held if file.path.name in names}
 
 
-def _refuse_other_than_table(file: HeldFile) -> None:
+def _refuse_other_than_table(file: PinnedFile) -> None:
     """Refuse JSON of another form; what is no JSON at all transformers leaves alone."""
     try:
         content = json.loads(file.read())
@@ -89,7 +89,7 @@ def _refuse_other_than_table(file: HeldFile) -> None:
         )
 
 
-def hold_gguf(*paths: Path) -> tuple[HeldFile, ...]:
+def hold_gguf(*paths: Path) -> tuple[PinnedFile, ...]:
     """Open the parts of a GGUF model.
 
     Raises:
@@ -98,14 +98,14 @@ def hold_gguf(*paths: Path) -> tuple[HeldFile, ...]:
     return tuple(map(_held, paths))
 
 
-def _held(path: Path) -> HeldFile:
+def _held(path: Path) -> PinnedFile:
     try:
-        return HeldFile(path)
+        return PinnedFile(path)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror}.", "Use the folder as it was saved.") from error
 
 
-def recorded_files(files: Sequence[HeldFile]) -> dict[str, Any]:
+def recorded_files(files: Sequence[PinnedFile]) -> dict[str, Any]:
     """Return what `export.json` records of the files that a model was read from: by name, without where they lay."""
     return {file.path.name: file.identity.asdict() for file in files}
 

@@ -14,9 +14,9 @@ from generic_export.errors import NotEnoughMemoryError, OptionError
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.check.bundles import bundles_size, make_bundles
 from t2n_llm.check.devices import DEVICE_TEXT
+from t2n_llm.check.llm_checks import agreement_with_original, validate_in_engine
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.check.reference import plan_check, run_reference, run_reference_apart
-from t2n_llm.check.turns import agreement_with_original, validate_in_engine
 from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.causal_lm import build_graph, typical_inputs
 from t2n_llm.graph.interface import interface, text_model

@@ -17,10 +17,10 @@ import torch
 from generic_export.compat import TorchDispatchMode
 from kvcache.forms import state_form
 from t2n_llm.check.agreement import Tolerance, ValidationReport
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
+from t2n_llm.check.llm_checks import validate_archive
 from t2n_llm.check.reference import ReferenceRun, plan_check, run_reference
 from t2n_llm.check.runner import open_runner
-from t2n_llm.check.turns import validate_archive
 from t2n_llm.export.folder import archive_in, read_manifest
 from t2n_llm.graph.interface import recorded_states
 from t2n_llm.source.hub import open_source
@@ -84,7 +84,7 @@ def head_float64_report(checkpoint: Path, export: Path, task: str) -> Validation
             expected = [_asked(model, case, pooling, torch.float64) for case in cases]
     steps = [step for each in zip(cases, single, expected, strict=True) for step in compared(head, outputs, *each)]
     tolerance = _no_stricter_than(max(step.max_abs_error / step.scale for step in steps))
-    with open_answerer(archive_in(export, manifest)) as answerer:
+    with open_archive_session(archive_in(export, manifest)) as answerer:
         return check_head(answerer, head, outputs, "f32", cases, expected, tolerance=tolerance)
 
 

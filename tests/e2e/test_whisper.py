@@ -16,8 +16,8 @@ import torch
 from transformers import AutoFeatureExtractor, AutoTokenizer, WhisperForConditionalGeneration
 
 from t2n_llm import export_llm
-from t2n_llm.check.answers import open_answerer
-from t2n_llm.runtime.from_source import SourceModel, Wishes
+from t2n_llm.check.archive_sessions import open_archive_session
+from t2n_llm.runtime.from_source import GenerationOptions, SourceModel
 from t2n_llm.tasks.media.sound import read_waveform
 from tests.frontend_archives import written
 
@@ -32,7 +32,7 @@ def test_a_speech_is_understood(tmp_path: Path) -> None:
     extractor = AutoFeatureExtractor.from_pretrained(FOLDER)
     waveform = read_waveform(FOLDER / "jfk.wav", extractor.sampling_rate)
     archive = written(tmp_path, extractor, "whisper", "input_features")
-    with open_answerer(archive.path) as answerer:
+    with open_archive_session(archive.path) as answerer:
         (features,) = answerer.answer([waveform[None]])
     own = extractor(waveform, sampling_rate=extractor.sampling_rate, return_tensors="np").input_features
     np.testing.assert_allclose(features, own, atol=1e-4)
@@ -67,7 +67,7 @@ def _own(recordings: list[np.ndarray], **options: Any) -> str:
 @pytest.mark.parametrize("beams", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_waveform_becomes_the_text_that_transformers_hears(exported: Path, beams: int) -> None:
     waveform = read_waveform(FOLDER / "jfk.wav", 16_000)
-    said = "".join(SourceModel.open(exported).text_of(Wishes(beams=beams), audio=FOLDER / "jfk.wav"))
+    said = "".join(SourceModel.open(exported).text_of(GenerationOptions(beams=beams), audio=FOLDER / "jfk.wav"))
     assert said == _own([waveform], num_beams=beams)
     assert "ask not what your country can do for you" in said
 
@@ -80,9 +80,9 @@ def test_recordings_of_more_than_a_window(exported: Path, tmp_path: Path) -> Non
         file.setsampwidth(2)
         file.setframerate(16_000)
         file.writeframes((np.concatenate(recordings) * 32767).astype(np.int16).tobytes())
-    said = "".join(SourceModel.open(exported).text_of(Wishes(), audio=tmp_path / "long.wav"))
+    said = "".join(SourceModel.open(exported).text_of(GenerationOptions(), audio=tmp_path / "long.wav"))
     assert said.split() == _own([read_waveform(tmp_path / "long.wav", 16_000)]).split()
-    told = "".join(SourceModel.open(exported).text_of(Wishes(timestamps=True), audio=tmp_path / "long.wav"))
+    told = "".join(SourceModel.open(exported).text_of(GenerationOptions(timestamps=True), audio=tmp_path / "long.wav"))
     seconds = [float(second) for second in re.findall(r"\[([0-9.]+)\]", told)]
     assert len(seconds) >= 6
     assert seconds == sorted(seconds)

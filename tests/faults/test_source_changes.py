@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from generic_export.errors import SourceChangedError
 from generic_export.weights.checkpoint import open_checkpoint
-from generic_export.weights.held_file import HeldFile, refuse_changed
+from generic_export.weights.pinned_file import PinnedFile, refuse_changed
 from generic_export.weights.values import read_tensor
 from generic_export.write.archive import WriteProgress
 from t2n_llm.export.pipeline import export_llm
@@ -143,7 +143,7 @@ def test_the_manifest_says_what_was_read_and_not_where(model: Path, parent: Path
 def test_a_held_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
-    file = HeldFile(path)
+    file = PinnedFile(path)
     refuse_changed([file])
     assert file.read() == b"0123456789" and file.read(8, 5) == b"89"
     shutil.copy2(path, tmp_path / "copy")

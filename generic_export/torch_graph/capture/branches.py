@@ -52,7 +52,7 @@ _RESIZES = frozenset(
 
 
 @dataclass(frozen=True)
-class OneWay:
+class GuardedProgram:
     """A program, and the conditions under which the module does what it does.
 
     Attributes:
@@ -68,7 +68,7 @@ class OneWay:
     kept: tuple[Branch, ...] = ()
 
     @staticmethod
-    def of(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) -> OneWay:
+    def of(program: ExportedProgram, names: Mapping[sympy.Symbol, sympy.Expr]) -> GuardedProgram:
         """Read the conditions of a captured program."""
         asked = {
             condition: source
@@ -78,7 +78,9 @@ class OneWay:
         }
         trials = trials_of(program, names) if asked else []
         branches = [Branch(condition, source) for condition, source in asked.items()]
-        return OneWay(program, tuple(branch for branch in branches if not all(map(branch.holds, trials))), names)
+        return GuardedProgram(
+            program, tuple(branch for branch in branches if not all(map(branch.holds, trials))), names
+        )
 
     @cached_property
     def trials(self) -> list[Sizes]:
@@ -93,7 +95,7 @@ class OneWay:
         """Return a condition over the user's symbols."""
         return branch.condition.xreplace(dict(self.names))
 
-    def only(self, branches: Sequence[Branch]) -> OneWay:
+    def only(self, branches: Sequence[Branch]) -> GuardedProgram:
         """Return the same way as one of some of its branches; the others are kept."""
         return replace(
             self, branches=tuple(branches), kept=tuple(each for each in self.branches if each not in branches)
@@ -144,7 +146,7 @@ class OneWay:
                 found.append(shapes)
         return found
 
-    def stands_for(self, other: OneWay) -> bool:
+    def stands_for(self, other: GuardedProgram) -> bool:
         """Say whether this program is right where the other one is.
 
         It is where, at the sizes tried, both compute the same but for padding by nothing, slices of everything and empty pieces.
@@ -157,7 +159,7 @@ class OneWay:
         return mine is not None and mine == _Forms(other.program, [sizes for _, sizes in shared], numbered).outputs()
 
     def shapes_of_a_further_way(
-        self, others: Sequence[OneWay], example: Sequence[Sequence[int]]
+        self, others: Sequence[GuardedProgram], example: Sequence[Sequence[int]]
     ) -> list[tuple[int, ...]] | None:
         """Return shapes of the inputs, near the example, at which the module goes neither this way nor one of the others."""
         found = []
@@ -173,7 +175,7 @@ class OneWay:
         sizes = symbols_at(self.program, shapes)
         return sizes is not None and self.holds(sizes)
 
-    def _pairs(self, other: OneWay) -> list[tuple[Sizes, Sizes]]:
+    def _pairs(self, other: GuardedProgram) -> list[tuple[Sizes, Sizes]]:
         """Return the sizes that another program is tried at, as this program has them and as that one; none if it has not all."""
         places = [symbols_at(self.program, input_shapes(other.program, sizes)) for sizes in other.trials]
         if any(place is None for place in places):
@@ -357,4 +359,4 @@ class _Forms:
         return self._numbered.setdefault(key, len(self._numbered))
 
 
-__all__ = ["OneWay", "shapes_with", "symbols_at"]
+__all__ = ["GuardedProgram", "shapes_with", "symbols_at"]

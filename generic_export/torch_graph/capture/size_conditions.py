@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Interpreter, Node
 
 from generic_export.compat import OpOverload, pytree, schema_of
-from generic_export.torch_graph.capture.branches import OneWay, symbols_at
+from generic_export.torch_graph.capture.branches import GuardedProgram, symbols_at
 from generic_export.torch_graph.capture.causes import refused
 from generic_export.torch_graph.capture.conversion import symbol_names
 from generic_export.torch_graph.capture.exported_program import CapturedProgram, DynamicShapes, capture_once
@@ -80,7 +80,7 @@ def right_elsewhere(
         SpecializedAxisError: there is none, and the archive would not be held to the condition (`conditional`).
     """
     named = replace(request, input_names=call.names)
-    own = OneWay(found.program, tuple(filter(_is_of_model, branches)), symbol_names(named, found.program))
+    own = GuardedProgram(found.program, tuple(filter(_is_of_model, branches)), symbol_names(named, found.program))
     at_one = [each for each in own.branches if holds_for_many(each)]
     right = _right_at_one(request, own, call)
     branches = [each for each in branches if each not in right]
@@ -115,24 +115,32 @@ class _OtherSide:
     """What was captured where conditions fail, and with which inputs."""
 
     captured: CapturedProgram
-    way: OneWay
+    way: GuardedProgram
     tensors: tuple[torch.Tensor, ...]
 
 
-def _other_side(request: CaptureRequest, own: OneWay, call: FlatCall, shapes: DynamicShapes) -> _OtherSide | None:
+def _other_side(
+    request: CaptureRequest, own: GuardedProgram, call: FlatCall, shapes: DynamicShapes
+) -> _OtherSide | None:
     """Capture a module where the conditions of one way fail; None where there is no such side, or no memory for it."""
     return _side_at(own.shapes_of_another_way([tensor.shape for tensor in call.tensors]), request, own, call, shapes)
 
 
 def _side_at(
-    elsewhere: Sequence[tuple[int, ...]], request: CaptureRequest, own: OneWay, call: FlatCall, shapes: DynamicShapes
+    elsewhere: Sequence[tuple[int, ...]],
+    request: CaptureRequest,
+    own: GuardedProgram,
+    call: FlatCall,
+    shapes: DynamicShapes,
 ) -> _OtherSide | None:
     if sum(map(math.prod, elsewhere)) > _MOST_VALUES_ELSEWHERE:  # a condition on memory: it stays one
         return None
     tensors = tuple(map(resize_example, call.tensors, elsewhere))
     try:
         captured = capture_once(request.module, replace(call, tensors=tensors), shapes)
-        way = OneWay.of(captured.program, symbol_names(replace(request, input_names=call.names), captured.program))
+        way = GuardedProgram.of(
+            captured.program, symbol_names(replace(request, input_names=call.names), captured.program)
+        )
     except Exception:  # the model does not accept these sizes
         return None
     kept = {own.named(branch) for branch in own.kept}
@@ -155,7 +163,7 @@ def _joined(
     request: CaptureRequest,
     found: CapturedProgram,
     side: _OtherSide,
-    own: OneWay,
+    own: GuardedProgram,
     call: FlatCall,
     shapes: DynamicShapes,
 ) -> tuple[CapturedProgram, Sequence[Branch]] | None:
@@ -172,7 +180,12 @@ def _joined(
 
 
 def _stands_for_all(
-    one: OneWay, another: OneWay, request: CaptureRequest, own: OneWay, call: FlatCall, shapes: DynamicShapes
+    one: GuardedProgram,
+    another: GuardedProgram,
+    request: CaptureRequest,
+    own: GuardedProgram,
+    call: FlatCall,
+    shapes: DynamicShapes,
 ) -> bool:
     """Say whether a program stands for another, and for those of the sizes of neither: `if high or wide:` has three ways."""
     others = [another]
@@ -188,7 +201,7 @@ def _stands_for_all(
 
 
 def _filled_up(
-    request: CaptureRequest, found: CapturedProgram, side: _OtherSide, own: OneWay, call: FlatCall
+    request: CaptureRequest, found: CapturedProgram, side: _OtherSide, own: GuardedProgram, call: FlatCall
 ) -> tuple[CapturedProgram, Sequence[Branch]] | None:
     """Return the program that fills sizes up to a multiple where it is right for whole ones too, and the conditions left."""
     chosen = found if own.fills_up else side.captured if side.way.fills_up else None
@@ -199,13 +212,13 @@ def _filled_up(
     return chosen, [branch for branch in left if not _is_of_model(branch)]
 
 
-def _is_auto(request: CaptureRequest, way: OneWay, branch: Branch) -> bool:
+def _is_auto(request: CaptureRequest, way: GuardedProgram, branch: Branch) -> bool:
     """Say whether a condition is on axes of `Dim.AUTO` alone, which are captured once: tract holds them to the condition."""
     names = {str(way.names.get(symbol)) for symbol in branch.condition.free_symbols}
     return names <= auto_symbols(request.dynamic_axes)
 
 
-def _right_at_one(request: CaptureRequest, way: OneWay, call: FlatCall) -> list[Branch]:
+def _right_at_one(request: CaptureRequest, way: GuardedProgram, call: FlatCall) -> list[Branch]:
     """Return the conditions that fail at one size alone, of 1, and where a program says what its module says: by running both."""
     example = [tensor.shape for tensor in call.tensors]
     agreeing: dict[sympy.Basic, bool] = {}
@@ -226,7 +239,7 @@ def _agrees(request: CaptureRequest, program: ExportedProgram, tensors: Sequence
         return agrees(program, lambda given: request.module(*given), tensors)
 
 
-def _refuse_one_size(request: CaptureRequest, way: OneWay, call: FlatCall) -> None:
+def _refuse_one_size(request: CaptureRequest, way: GuardedProgram, call: FlatCall) -> None:
     """Refuse a program that is right on one side of a condition on one size, other than up to a largest size.
 
     Raises:

@@ -17,7 +17,7 @@ import torch
 
 from generic_export.torch_graph.fusion import GraphView, apply_fusions
 from generic_export.torch_graph.ir import TensorKind, TensorVariable, TorchModuleIRGraph, TorchOp
-from generic_export.torch_graph.precision.islands import with_islands
+from generic_export.torch_graph.precision.f32_regions import with_f32_regions
 from generic_export.torch_graph.precision.scale_boundaries import cut_off, name_inside, with_tensors
 from generic_export.torch_graph.precision.scale_groups import (
     F16_LIMIT,
@@ -392,20 +392,20 @@ def _is_number(value: object) -> bool:
 # A captured graph made to fit f16: what leaves it is kept times a power of two, or in f32 where something reads it as
 # it is.
 # In: a captured f16 graph and the magnitudes of its tensors. Out: a graph that computes the same, and what was done.
-def fitted(graph: TorchModuleIRGraph, largest: Mapping[str, float], *, islands: bool = False) -> Rescaling:
+def fitted(graph: TorchModuleIRGraph, largest: Mapping[str, float], *, f32_regions: bool = False) -> Rescaling:
     """Make a graph fit f16, with room for values eight times as large as those that were measured.
 
     Args:
         graph: captured in f16.
         largest: magnitude of each tensor on typical inputs, by name (see `magnitudes.measured`).
-        islands: keep in f32 what could be kept smaller too.
+        f32_regions: keep in f32 what could be kept smaller too.
     """
     large = _large_results(graph, largest)
     kept: tuple[ScaleGroup, ...] = ()
     while True:
         names = {name for group in kept for name in group.tensors}
-        found = rescaled(*with_islands(graph, names, largest))
-        chosen = [group for group in found.groups if islands or not group.exponent]
+        found = rescaled(*with_f32_regions(graph, names, largest))
+        chosen = [group for group in found.groups if f32_regions or not group.exponent]
         further = [_kept_in_f32(group, large - names) for group in chosen if group.tensors & (large - names)]
         if not further:
             return replace(found, groups=(*kept, *found.groups))

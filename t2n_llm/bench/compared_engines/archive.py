@@ -18,7 +18,7 @@ from generic_export.read.contents import read_contents
 from generic_export.read.outline import read_outline
 from t2n_llm.bench.compared_engines.protocol import Turns
 from t2n_llm.check.runner import empty_input, grows
-from t2n_llm.export.located import LocatedArchive
+from t2n_llm.export.archive_lookup import LocatedArchive
 from t2n_llm.inspect.inspection import stateful_transforms
 
 _TOLD = 3  # inputs of an archive that is refused

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from generic_export.devices import CPU
 from generic_export.errors import OptionError, SourceError
+from t2n_llm.export.archive_lookup import LocatedArchive
 from t2n_llm.export.folder import MANIFEST_NAME, read_manifest
-from t2n_llm.export.located import LocatedArchive
 from t2n_llm.graph.prefill import LARGEST_CHUNK, Chunks
 from t2n_llm.source.hub import ModelSource, open_source
 from t2n_llm.source.reference import SourceRef

@@ -16,7 +16,7 @@ from t2n_llm.export.folder import read_any_manifest
 from t2n_llm.runtime.chat.template import ChatTemplate
 from t2n_llm.runtime.conversation_reader import ConversationReader, LanguageReader
 from t2n_llm.runtime.generate import ExportedModel, export_folder
-from t2n_llm.runtime.sensing import SensingModel
+from t2n_llm.runtime.multimodal import MultimodalModel
 from t2n_llm.tasks.names import MULTIMODAL, recorded_task
 
 
@@ -30,7 +30,7 @@ class ChatModel:
     """
 
     language: ExportedModel
-    sensing: SensingModel | None = None
+    sensing: MultimodalModel | None = None
 
     @staticmethod
     def open(path: Path, *, device: str = "cpu", prefill_chunk: int | None = None) -> ChatModel:
@@ -47,7 +47,7 @@ class ChatModel:
         """
         folder = export_folder(path)
         if recorded_task(read_any_manifest(folder)) in MULTIMODAL:
-            sensing = SensingModel.open(folder, device=device, prefill_chunk=prefill_chunk)
+            sensing = MultimodalModel.open(folder, device=device, prefill_chunk=prefill_chunk)
             return ChatModel(sensing.language, sensing)
         return ChatModel(ExportedModel.open(path, device=device, prefill_chunk=prefill_chunk))
 

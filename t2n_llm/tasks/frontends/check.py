@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_values
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.tasks.frontends.kind import FrontEnd, FrontEndCase
 
@@ -29,14 +29,14 @@ def check_frontend(
         archive: folder or file.
         front: what it was made of.
         dtype: `f32` or `f16`, of its outputs.
-        engine: see `open_answerer`.
+        engine: see `open_archive_session`.
         seed: of what is heard or seen.
 
     Raises:
         EngineError: the engine refused the archive, or died.
     """
     cases = front.cases(np.random.default_rng(seed))
-    with open_answerer(archive, engine) as answerer:
+    with open_archive_session(archive, engine) as answerer:
         return tuple(_judged(case, answerer.answer(case.inputs), TOLERANCES[dtype]) for case in cases)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from generic_export.inference_target.tract.engines.cli import write_bundle
 from t2n_llm.check.agreement import CheckResult, StepResult, Tolerance, ValidationReport, compare_values
-from t2n_llm.check.answers import Answerer
+from t2n_llm.check.archive_sessions import ArchiveSession
 from t2n_llm.tasks.heads.cases import HeadCase
 from t2n_llm.tasks.heads.model import answers_of
 from t2n_llm.tasks.heads.pooling import Pooling
@@ -45,7 +45,7 @@ def _ask(model: Any, case: HeadCase, pooling: Pooling | None) -> Answers:
 
 
 def check_head(
-    answerer: Answerer,
+    answerer: ArchiveSession,
     head: Head,
     outputs: Sequence[str],
     dtype: str,

@@ -63,7 +63,7 @@ class HeadModule(nn.Module):
         reading: Reading,
         outputs: Mapping[str, Axes],
         pooling: Pooling | None = None,
-        decisive: Mapping[str, torch.Tensor] | None = None,
+        control_buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -73,7 +73,7 @@ class HeadModule(nn.Module):
             reading: its inputs, in the order of the graph.
             outputs: what is read of its result, with the axes of each.
             pooling: makes one row of those of the tokens; None leaves them.
-            decisive: values of buffers that its code decides by.
+            control_buffers: values of buffers that its code decides by.
         """
         super().__init__()
         self.network = network
@@ -81,12 +81,12 @@ class HeadModule(nn.Module):
         self.reading = reading
         self.outputs = dict(outputs)
         self.pooling = pooling
-        self.decisive = dict(decisive or {})
+        self.control_buffers = dict(control_buffers or {})
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the model on one tensor an input, and return one an output."""
         given = dict(zip(self.reading.names, tensors, strict=True))
-        answers = _answered(self.network, given, self.pooling, self.decisive)
+        answers = _answered(self.network, given, self.pooling, self.control_buffers)
         return tuple(answers[name] for name in self.outputs)
 
 
@@ -94,10 +94,10 @@ def _answered(
     network: nn.Module,
     given: Mapping[str, torch.Tensor],
     pooling: Pooling | None,
-    decisive: Mapping[str, torch.Tensor],
+    control_buffers: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     with (
-        decided_by(network, decisive) if decisive else nullcontext(),
+        decided_by(network, control_buffers) if control_buffers else nullcontext(),
         explicit_recurrences(network, _no_past, columns_before=False),
         over_any_length(network),
         one_language(network),
@@ -171,8 +171,8 @@ def build_head_graph(
             )
             tied, buffers = tied_names(network), take_buffers(network)
             wanted = replace(reading_of(head, network, image_size), reads_batches=batches)
-            decisive = partial(decisive_values, network, buffers, source)
-            reading, outputs, values = _tried(head, network, wanted, options, pooling, decisive)
+            control_buffers = partial(decisive_values, network, buffers, source)
+            reading, outputs, values = _tried(head, network, wanted, options, pooling, control_buffers)
             return ModelGraph(
                 role=MODEL_ROLE,
                 network=network,
@@ -278,7 +278,7 @@ def _tried(
     reading: Reading,
     options: GraphOptions,
     pooling: Pooling | None,
-    decisive: Callable[[], Mapping[str, torch.Tensor]],
+    control_buffers: Callable[[], Mapping[str, torch.Tensor]],
 ) -> tuple[Reading, dict[str, Axes], Mapping[str, torch.Tensor]]:
     """Run a network on shapes alone: several at once, or one where it refuses more (a classifier without a padding token).
 
@@ -289,8 +289,8 @@ def _tried(
         CaptureError: it does not run, or its result has none of the task's outputs.
     """
     refusals: list[Exception] = []
-    for way, values in _ways(reading, decisive):
-        shapes = partial(_shapes, reading=way, dtype=options.torch_dtype, pooling=pooling, decisive=values)
+    for way, values in _ways(reading, control_buffers):
+        shapes = partial(_shapes, reading=way, dtype=options.torch_dtype, pooling=pooling, control_buffers=values)
         try:
             # A copy: models keep what they computed for the next call (LeViT its biases), here on shapes alone.
             traced = shapes(copy.deepcopy(network), sizes=way.traced)
@@ -314,13 +314,13 @@ def _tried(
 
 
 def _ways(
-    reading: Reading, decisive: Callable[[], Mapping[str, torch.Tensor]]
+    reading: Reading, control_buffers: Callable[[], Mapping[str, torch.Tensor]]
 ) -> Iterator[tuple[Reading, Mapping[str, torch.Tensor]]]:
     """Yield how a network may be run: several at once or one, without the values of its small buffers or with them."""
     values: Mapping[str, torch.Tensor] | None = None
     for way in (reading, replace(reading, reads_batches=False)):
         yield way, {}
-        values = decisive() if values is None else values
+        values = control_buffers() if values is None else values
         if values:
             yield way, values
 
@@ -331,13 +331,13 @@ def _shapes(
     sizes: Mapping[str, int],
     dtype: torch.dtype,
     pooling: Pooling | None,
-    decisive: Mapping[str, torch.Tensor],
+    control_buffers: Mapping[str, torch.Tensor],
 ) -> dict[str, tuple[int, ...]]:
     given = _meta_inputs(reading, sizes, dtype)
     # As in a capture: transformers then looks at no mask whether it hides anything, which shapes alone do not say.
     compiling = mock.patch("torch.compiler.is_compiling", return_value=True)
     with torch.no_grad(), compiling:
-        answers = _answered(network, given, pooling, decisive)
+        answers = _answered(network, given, pooling, control_buffers)
     return {name: tuple(tensor.shape) for name, tensor in answers.items()}
 
 

@@ -16,7 +16,7 @@ from generic_export.errors import OptionError
 from generic_export.nnef.cutting import EXTERNAL, part_of
 from generic_export.nnef.graph import ArrayLiteral, Block, DimLiteral, NnefGraph, NnefOperation
 from generic_export.read.reading import GraphSignature, read_graph_text, signature_of
-from t2n_llm.check.answers import Answerer, open_answerer
+from t2n_llm.check.archive_sessions import ArchiveSession, open_archive_session
 from t2n_llm.check.options import EngineOptions
 
 TEXT, IMAGE, SCORES = "text", "image", "scores"
@@ -65,7 +65,7 @@ class JoinedTowers:
     """Three archives that answer as one."""
 
     def __init__(
-        self, towers: Sequence[tuple[Answerer, GraphSignature]], inputs: Sequence[str], outputs: Sequence[str]
+        self, towers: Sequence[tuple[ArchiveSession, GraphSignature]], inputs: Sequence[str], outputs: Sequence[str]
     ) -> None:
         """Take the archives in their engines, in the order in which they run, and the names of what the whole is asked."""
         self._towers = towers
@@ -75,7 +75,7 @@ class JoinedTowers:
         self.engine_name, self.engine_version = first.engine_name, first.engine_version
 
     def answer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """See `Answerer.answer`."""
+        """See `ArchiveSession.answer`."""
         values = dict(zip(self._inputs, inputs, strict=True))
         for answerer, signature in self._towers:
             answers = answerer.answer([values[name] for name in signature.inputs])
@@ -86,23 +86,23 @@ class JoinedTowers:
 @contextmanager
 def open_archives(
     archives: Mapping[str, Path], inputs: Sequence[str], outputs: Sequence[str], engine: EngineOptions
-) -> Iterator[Answerer]:
+) -> Iterator[ArchiveSession]:
     """Yield the model in its engine: its one archive, or its three as one.
 
     Args:
         archives: by role.
         inputs, outputs: of the whole.
-        engine: see `open_answerer`.
+        engine: see `open_archive_session`.
 
     Raises:
         EngineError: the engine refused one.
     """
     if SCORES not in archives:
-        with open_answerer(list(archives.values())[-1], engine) as answerer:  # after that of the front end
+        with open_archive_session(list(archives.values())[-1], engine) as answerer:  # after that of the front end
             yield answerer
         return
     with ExitStack() as stack:
-        opened = [stack.enter_context(open_answerer(archives[role], engine)) for role in TOWERS]
+        opened = [stack.enter_context(open_archive_session(archives[role], engine)) for role in TOWERS]
         signatures = [signature_of(read_graph_text(archives[role])) for role in TOWERS]
         yield JoinedTowers(list(zip(opened, signatures, strict=True)), inputs, outputs)
 

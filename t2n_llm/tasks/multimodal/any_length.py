@@ -83,7 +83,7 @@ class AnyLengthSound:
         far: see `find_row_count`.
     """
 
-    told: ClassVar[str] = "one recording as the model's processor makes it, without padding"
+    input_description: ClassVar[str] = "one recording as the model's processor makes it, without padding"
 
     shape: tuple[int, ...]
     axis: int
@@ -136,12 +136,12 @@ class AnyLengthSound:
         """See `FreeForm`."""
         return self.row_rule if isinstance(self.row_rule, int) else self.row_rule(shape[self.axis])
 
-    def split(self, told: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
+    def split(self, processed: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
         """See `FreeForm`."""
-        batch = told[name]
-        if self.mask_name is None or self.mask_name not in told:
+        batch = processed[name]
+        if self.mask_name is None or self.mask_name not in processed:
             return tuple(batch[index : index + 1] for index in range(len(batch)))
-        lengths = (told[self.mask_name] > 0).sum(axis=1)
+        lengths = (processed[self.mask_name] > 0).sum(axis=1)
         return tuple(
             np.take(batch[index : index + 1], np.arange(length), axis=self.axis) for index, length in enumerate(lengths)
         )

@@ -23,7 +23,7 @@ _MOST_ROWS = 8  # of embeddings, in each direction of an example
 class FreeForm(Protocol):
     """How images of any height and width are passed: one in the archive, and the same for the model."""
 
-    told: ClassVar[str]
+    input_description: ClassVar[str]
     """What the archive takes."""
 
     @property
@@ -52,11 +52,11 @@ class FreeForm(Protocol):
     def rows(self, shape: Sequence[int]) -> int:
         """Return how many rows of embeddings an image becomes."""
 
-    def split(self, told: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
+    def split(self, processed: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
         """Return one image after the other, as the archive takes it; None where one is a video.
 
         Args:
-            told: by the processor.
+            processed: by the processor.
             name: of the images in it.
         """
 
@@ -72,7 +72,7 @@ class PatchGrid:
         merge_name: the argument that says `merge` for each image; None where there is none.
     """
 
-    told: ClassVar[str] = (
+    input_description: ClassVar[str] = (
         "one image: the rows that the model's processor makes of its H*m x W*m patches, reshaped. The third size is m*m"
     )
 
@@ -121,9 +121,9 @@ class PatchGrid:
         """See `FreeForm`."""
         return shape[0] * shape[1]
 
-    def split(self, told: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
+    def split(self, processed: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
         """See `FreeForm`."""
-        grids, rows = told[self.name], told[name]
+        grids, rows = processed[self.name], processed[name]
         sizes = [(int(height) // self.merge, int(width) // self.merge) for *_, height, width in grids]
         if self.timed and (grids[:, 0] != 1).any():
             return None
@@ -140,7 +140,7 @@ class MaskedPatches:
         merge: how many patches in each direction become one row of embeddings.
     """
 
-    told: ClassVar[str] = (
+    input_description: ClassVar[str] = (
         "one image: the rows that the model's processor makes of its H x W patches, reshaped, without those that fill it up"
     )
 
@@ -186,9 +186,9 @@ class MaskedPatches:
         """See `FreeForm`."""
         return shape[0] * shape[1] // self.merge**2
 
-    def split(self, told: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
+    def split(self, processed: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
         """See `FreeForm`."""
-        pairs = zip(told[name], told["spatial_shapes"], strict=True)
+        pairs = zip(processed[name], processed["spatial_shapes"], strict=True)
         return tuple(rows[: height * width].reshape(height, width, -1) for rows, (height, width) in pairs)
 
 
@@ -201,9 +201,9 @@ class PlacedPatches(MaskedPatches):
         places = [_places(height, width, device) for height, width, *_ in shapes]
         return {"image_position_ids": torch.nn.utils.rnn.pad_sequence(places, batch_first=True, padding_value=-1)}
 
-    def split(self, told: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
+    def split(self, processed: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
         """See `FreeForm`."""
-        pairs = zip(told[name], told["image_position_ids"], strict=True)
+        pairs = zip(processed[name], processed["image_position_ids"], strict=True)
         sizes = [(rows, *(places.max(axis=0) + 1)) for rows, places in pairs]
         return tuple(rows[: height * width].reshape(height, width, -1) for rows, width, height in sizes)
 
@@ -223,7 +223,7 @@ class SizedPixels:
         unit: how many of them in each direction become one row of embeddings.
     """
 
-    told: ClassVar[str] = (
+    input_description: ClassVar[str] = (
         "one image as the model's processor makes it, without what fills it up to the size of larger ones"
     )
 
@@ -264,9 +264,9 @@ class SizedPixels:
         """See `FreeForm`."""
         return shape[2] // self.unit * (shape[3] // self.unit)
 
-    def split(self, told: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
+    def split(self, processed: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, ...] | None:
         """See `FreeForm`."""
-        pairs = zip(told[name], told["image_sizes"], strict=True)
+        pairs = zip(processed[name], processed["image_sizes"], strict=True)
         return tuple(pixels[None, :, :height, :width] for pixels, (height, width) in pairs)
 
 

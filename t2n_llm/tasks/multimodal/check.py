@@ -25,7 +25,7 @@ from t2n_llm.tasks.multimodal.features import start_token_id
 from t2n_llm.tasks.multimodal.running import Pipeline, frame_mask, open_pipeline
 
 _STEPS = 8  # tokens decoded after each prompt
-_PARTS = 8  # of the size of an image
+_PARTS = 8  # of a recording
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,12 @@ def plan_prompts(family: Family, seed: int = 0) -> tuple[Prompt, ...]:
 def _resized(shape: Sequence[int], family: Family, change: int) -> tuple[int, ...]:
     """Return the shape of an image that is higher by some steps and narrower by as many, where it may have any size.
 
-    A step is an eighth of the size, or the smallest one that it allows.
+    A step is the smallest one that the size allows, and an eighth of the length of a recording.
     """
+    parts = _PARTS if family.medium.hears else max(shape)
     steps = zip(family.free_axes.items(), (change, -change), strict=False)
     changed = {
-        axis: size.near(shape[axis] + step * size.multiple_of * max(1, shape[axis] // (_PARTS * size.multiple_of)))
+        axis: size.near(shape[axis] + step * size.multiple_of * max(1, shape[axis] // (parts * size.multiple_of)))
         for (axis, size), step in steps
     }
     return tuple(changed.get(axis, size) for axis, size in enumerate(shape))
@@ -221,7 +222,7 @@ def check_multimodal(
         states: of the decoder.
         dtype: `f32` or `f16`, of the archives.
         prompts, expected: what is asked, and PyTorch's answers.
-        engine: see `open_answerer`.
+        engine: see `open_archive_session`.
         tolerance: None takes the element type's.
         on_check: told the name of each prompt before it runs.
 

@@ -33,7 +33,7 @@ _COMMON_SIDE = 4  # of patches that are joined in pairs, twice
 
 
 @dataclass(frozen=True)
-class SensedExample:
+class EncoderExample:
     """How one image is passed to `get_image_features`.
 
     Attributes:
@@ -72,7 +72,7 @@ class SensedExample:
         side = math.isqrt(self.pixels[0]) // self.form.merge
         return side, side
 
-    def freed(self) -> SensedExample:
+    def freed(self) -> EncoderExample:
         """Return the same for images of any size; unchanged if there is no form for them."""
         if self.form is None:
             return self
@@ -94,7 +94,7 @@ def own_image_size(config: Any) -> int | None:
     return _first(_vision_part(config), *_SIZES, default=None)
 
 
-def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:
+def image_examples(config: Any, parameters: Collection[str], image_size: int | None) -> Iterator[EncoderExample]:
     """Return the candidates for one image.
 
     Args:
@@ -113,18 +113,18 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
         side, grid = vision.side(image_size, vision.merge), PatchGrid("image_grid_hw", vision.merge, timed=False)
         known = {grid.name: torch.tensor([[side, side]])}
         width = vision.channels * vision.patch**2
-        yield SensedExample((side * side, width), known, side=side * vision.patch, form=grid)
+        yield EncoderExample((side * side, width), known, side=side * vision.patch, form=grid)
     elif "spatial_shapes" in parameters:
         factor = _first(config, "downsample_factor", default=2)
         side = vision.side(image_size, factor)
         mask = torch.ones((1, side * side), dtype=torch.int64)
         known = {"spatial_shapes": torch.tensor([[side, side]]), "pixel_attention_mask": mask}
         width, form = vision.channels * vision.patch**2, MaskedPatches(factor)
-        yield SensedExample((1, side * side, width), known, side=side * vision.patch, form=form)
+        yield EncoderExample((1, side * side, width), known, side=side * vision.patch, form=form)
     elif "target_sizes" in parameters:
         side = vision.side(image_size, _COMMON_SIDE)
         shape = (1, vision.channels, vision.patch, side * side * vision.patch)
-        yield SensedExample(shape, {"target_sizes": torch.tensor([[side, side]])}, axis=3, side=side * vision.patch)
+        yield EncoderExample(shape, {"target_sizes": torch.tensor([[side, side]])}, axis=3, side=side * vision.patch)
     elif "image_position_ids" in parameters:
         pooled = _first(getattr(config, "vision_config", config), "pooling_kernel_size", default=1)
         side = vision.side(image_size, pooled)
@@ -133,28 +133,28 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
             patch = vision.patch * pooled // merge
             yield _with_places(pixels // patch, vision.channels * patch**2, pixels, merge)
     elif "pixel_attention_mask" in parameters:  # tiles of an image, all of them whole
-        yield SensedExample((1, *vision.square()), nested=True)
-        yield SensedExample((1, *vision.square()))
+        yield EncoderExample((1, *vision.square()), nested=True)
+        yield EncoderExample((1, *vision.square()))
     elif "image_sizes" in parameters:
         side = vision.pixels(image_size) if _is_pixtral(config) else vision.image_size
         sizes = {"image_sizes": torch.tensor([[side, side]])}
         if not _is_pixtral(config):
-            yield SensedExample((1, *vision.square()))
+            yield EncoderExample((1, *vision.square()))
         unit = vision.patch * _first(config, "spatial_merge_size", default=1)
         sized = SizedPixels(unit) if _is_pixtral(config) else None
-        yield SensedExample((1, vision.channels, side, side), sizes, side=side, form=sized)
+        yield EncoderExample((1, vision.channels, side, side), sizes, side=side, form=sized)
         for tiles in range(2, _MOST_TILES):
-            yield SensedExample((1, tiles, *vision.square()), sizes, side=side)
+            yield EncoderExample((1, tiles, *vision.square()), sizes, side=side)
     else:
-        yield SensedExample((1, *vision.square()))
+        yield EncoderExample((1, *vision.square()))
         count = (
             vision.image_size // vision.patch
         ) ** 2  # patches with their channels last, each of them a row (Inkling)
-        yield SensedExample((count, vision.frames, vision.patch, vision.patch, vision.channels))
-        yield SensedExample((1, *vision.square()), nested=True)  # tiles (PerceptionLM)
+        yield EncoderExample((count, vision.frames, vision.patch, vision.patch, vision.channels))
+        yield EncoderExample((1, *vision.square()), nested=True)  # tiles (PerceptionLM)
 
 
-def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[SensedExample]:
+def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[EncoderExample]:
     """Return the candidates for one segment of sound.
 
     Args:
@@ -166,8 +166,8 @@ def sound_examples(config: Any, parameters: Collection[str]) -> Iterator[SensedE
     frames = 2 * _first(audio, "max_source_positions", default=_FRAMES // 2)
     whole = torch.ones((1, frames), dtype=torch.int64)
     mask = {name: whole for name in _SOUND_MASKS if name in parameters}
-    yield SensedExample((1, width, frames), mask)
-    yield SensedExample((1, frames, width), mask)
+    yield EncoderExample((1, width, frames), mask)
+    yield EncoderExample((1, frames, width), mask)
 
 
 def recordings(config: Any, parameters: Mapping[str, inspect.Parameter]) -> Iterator[AnyLengthSound]:
@@ -199,13 +199,13 @@ def _mel_width(audio: Any) -> int:
     return int(_first(audio, "input_size", "num_mel_bins", "input_dim", "input_feat_size", default=128))
 
 
-def _with_places(side: int, width: int, pixels: int, merge: int) -> SensedExample:
+def _with_places(side: int, width: int, pixels: int, merge: int) -> EncoderExample:
     """Return the patches of an image, one a row, and the column and row of each."""
     form = PlacedPatches(merge)
-    return SensedExample((1, side * side, width), form.known([(side, side)]), side=pixels, form=form)
+    return EncoderExample((1, side * side, width), form.known([(side, side)]), side=pixels, form=form)
 
 
-def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None) -> Iterator[SensedExample]:
+def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None) -> Iterator[EncoderExample]:
     """Return images in patches, one a row, in the order of the processor."""
     side, merge_name = vision.side(image_size, vision.merge), "image_merge_sizes"
     grid = PatchGrid(
@@ -215,11 +215,11 @@ def _grids(vision: _Vision, parameters: Collection[str], image_size: int | None)
     known = grid.known([(tokens, tokens)])
     rows, pixels, square = side * side, side * vision.patch, (vision.patch, vision.patch)
     for frames in dict.fromkeys((vision.frames, 1, 2)):
-        yield SensedExample((rows, vision.channels * frames * math.prod(square)), known, side=pixels, form=grid)
-    yield SensedExample((rows, vision.channels, *square), known, side=pixels, form=grid)
+        yield EncoderExample((rows, vision.channels * frames * math.prod(square)), known, side=pixels, form=grid)
+    yield EncoderExample((rows, vision.channels, *square), known, side=pixels, form=grid)
     joined = vision.merge * vision.patch  # by the processor, channels last (Inkling 2)
     known = {"image_grid_thw": torch.tensor([[1, tokens, tokens]])}
-    yield SensedExample((tokens * tokens, joined, joined, vision.channels), known, side=pixels)
+    yield EncoderExample((tokens * tokens, joined, joined, vision.channels), known, side=pixels)
 
 
 _SIZES = ("image_size", "max_image_size")
@@ -296,4 +296,4 @@ def _first(config: Any, *names: str, default: Any) -> Any:
     return default
 
 
-__all__ = ["SAMPLES", "SensedExample", "image_examples", "recordings", "sound_examples", "takes_any_size"]
+__all__ = ["SAMPLES", "EncoderExample", "image_examples", "recordings", "sound_examples", "takes_any_size"]

@@ -19,10 +19,10 @@ from t2n_llm.tasks.multimodal.family import (
     FRAME_MASK,
     IMAGES,
     SOUND,
+    BaseFamily,
+    Encoder,
     Family,
     Medium,
-    Senses,
-    Sight,
 )
 from t2n_llm.tasks.multimodal.features import feature_family
 from t2n_llm.tasks.names import AUDIO_TEXT_TO_TEXT, IMAGE_TEXT_TO_TEXT
@@ -31,7 +31,7 @@ _FRAMES_PER_POSITION = 2  # the encoder's second convolution has a stride of 2
 
 
 @dataclass(frozen=True)
-class _Whisper(Senses):
+class _Whisper(BaseFamily):
     """What speech models with an encoder like Whisper's have in common."""
 
     medium: ClassVar[Medium] = SOUND
@@ -67,17 +67,17 @@ class Voxtral(_Whisper):
         audio = self.config.audio_config
         return int(audio.max_source_positions * audio.hidden_size // audio.intermediate_size)
 
-    def sight(self, network: Any) -> Sight:
+    def encoder(self, network: Any) -> Encoder:
         """See `Family`; the rows of each segment stay apart."""
         model, rows = network.model, self.rows_per_image
         width = network.config.audio_config.intermediate_size
 
-        def look(features: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        def encode(features: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
             del buffers
             heard = model.audio_tower(features, return_dict=True).last_hidden_state
             return (model.multi_modal_projector(heard.reshape(-1, rows, width)),)
 
-        return Sight({}, look)
+        return Encoder({}, encode)
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,18 @@ class Qwen2Audio(_Whisper):
         """See `Family`; a recording ends with its last whole row."""
         return (frames + 1) // _FRAMES_PER_POSITION // 2
 
-    def sight(self, network: Any) -> Sight:
+    def encoder(self, network: Any) -> Encoder:
         """See `Family`; a position that covers a frame of the recording is seen."""
         model = network.model
         positions = network.config.audio_config.max_source_positions
 
-        def look(features: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        def encode(features: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
             seen = buffers[FRAME_MASK][:, None, None, ::_FRAMES_PER_POSITION] > 0
             mask = seen.expand(-1, 1, positions, positions)
             heard = model.audio_tower(features, attention_mask=mask, return_dict=True).last_hidden_state
             return (model.multi_modal_projector(heard),)
 
-        return Sight({}, look)
+        return Encoder({}, encode)
 
 
 _HEARS: Mapping[str, Callable[[Any], Family]] = {"voxtral": Voxtral, "qwen2_audio": Qwen2Audio}

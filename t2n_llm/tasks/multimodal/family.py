@@ -1,6 +1,6 @@
 """What a family of vision-language or speech models says about itself.
 
-In: transformers' model and config. Out: a `Sight`, shapes and places, which graph, manifest and check share.
+In: transformers' model and config. Out: a `Encoder`, shapes and places, which graph, manifest and check share.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ SOUND = Medium(AUDIO_TEXT_TO_TEXT, "audio", "segment", "audio_token_id", "input_
 
 
 @dataclass(frozen=True)
-class Sight:
+class Encoder:
     """An encoder of images or sound, ready for capture.
 
     Attributes:
         buffers: what it needs beside the pixels, computed once; where `Family.masked`, `FRAME_MASK` is handed over with them.
-        look: pixels or sound, and those buffers in; out come rows of embeddings, then the rows for each layer of
+        encode: pixels or sound, and those buffers in; out come rows of embeddings, then the rows for each layer of
             `deepstack_layers`.
     """
 
     buffers: Mapping[str, torch.Tensor]
-    look: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]]
+    encode: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]]
 
 
 class Family(Protocol):
@@ -128,7 +128,7 @@ class Family(Protocol):
         """The shape of one image, as transformers' image processor gives it; of an example, where there are `free_axes`."""
 
     @property
-    def told(self) -> str:
+    def input_description(self) -> str:
         """What the archive takes as an image, in words for `export.json`."""
 
     @property
@@ -139,7 +139,7 @@ class Family(Protocol):
     def mixes_sizes(self) -> bool:
         """Whether one prompt may have images of several sizes, where there are `free_axes`."""
 
-    def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    def split(self, processed: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Return the images that the processor made, each as the archive takes it, where there are `free_axes`.
 
         Raises:
@@ -155,7 +155,7 @@ class Family(Protocol):
     def known(self, shapes: Sequence[Sequence[int]]) -> Mapping[str, torch.Tensor]:
         """Return what the processor gives beside the pixels of images of these shapes. The encoder needs no input for it."""
 
-    def sight(self, network: Any) -> Sight:
+    def encoder(self, network: Any) -> Encoder:
         """Return the image encoder of a network."""
 
     def reference_inputs(self, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class Family(Protocol):
         """
 
 
-class Senses(ABC):
+class BaseFamily(ABC):
     """What most families have in common: images, seen in the embeddings alone."""
 
     medium: ClassVar[Medium] = IMAGES
@@ -212,7 +212,7 @@ class Senses(ABC):
         return self.rows_per_image
 
     @property
-    def told(self) -> str:
+    def input_description(self) -> str:
         """See `Family`."""
         return "output of the model's processor, in order"
 
@@ -226,9 +226,9 @@ class Senses(ABC):
         """See `Family`."""
         return True
 
-    def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    def split(self, processed: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """See `Family`: there are none."""
-        del told
+        del processed
         return ()
 
     @property

@@ -32,7 +32,7 @@ from t2n_llm.tasks.multimodal.any_length import (
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
 from t2n_llm.tasks.multimodal.examples import (
     SAMPLES,
-    SensedExample,
+    EncoderExample,
     image_examples,
     own_image_size,
     recordings,
@@ -46,9 +46,9 @@ from t2n_llm.tasks.multimodal.family import (
     POSITIONS,
     SOUND,
     TOKEN_TYPES,
+    BaseFamily,
+    Encoder,
     Medium,
-    Senses,
-    Sight,
 )
 from t2n_llm.tasks.multimodal.resampling import positions_of_one_image
 from t2n_llm.tasks.multimodal.windows import windows_filled_up
@@ -66,7 +66,7 @@ _TOKEN_FIELDS = {
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureFamily(Senses):
+class FeatureFamily(BaseFamily):
     """A model that replaces placeholder tokens with the features of images or sound.
 
     Attributes:
@@ -80,7 +80,7 @@ class FeatureFamily(Senses):
 
     sensed: Medium
     network: Any
-    example: SensedExample
+    example: EncoderExample
     rows: int
     stacked: int
     stacks_images: bool
@@ -151,9 +151,9 @@ class FeatureFamily(Senses):
         return super().rows_of_image(shape) if form is None else form.rows(shape)
 
     @property
-    def told(self) -> str:
+    def input_description(self) -> str:
         """See `Family`."""
-        return super().told if self.example.free_form is None else self.example.free_form.told
+        return super().input_description if self.example.free_form is None else self.example.free_form.input_description
 
     @property
     def free_axes(self) -> Mapping[int, DynamicSize]:
@@ -166,10 +166,10 @@ class FeatureFamily(Senses):
         form = self.example.free_form
         return not isinstance(form, AnyLengthSound) or form.mask_name is not None
 
-    def split(self, told: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    def split(self, processed: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """See `Family`."""
         name = self.medium.input_name
-        found = None if self.example.free_form is None else self.example.free_form.split(told, name)
+        found = None if self.example.free_form is None else self.example.free_form.split(processed, name)
         if found is None:
             raise OptionError("the model's processor makes a video.", "Use images: video is not supported.")
         return tuple(image.astype(np.float32) for image in found)
@@ -180,9 +180,9 @@ class FeatureFamily(Senses):
             return self.example.free_form.known(shapes)
         return {name: torch.cat([value] * len(shapes)) for name, value in self.example.known.items()}
 
-    def sight(self, network: Any) -> Sight:
+    def encoder(self, network: Any) -> Encoder:
         """See `Family`."""
-        return _sight(self.medium, network, self.example)
+        return _encoder(self.medium, network, self.example)
 
     def reference_inputs(self, is_image: torch.Tensor, images: Sequence[torch.Tensor]) -> dict[str, Any]:
         """See `Family`."""
@@ -247,8 +247,8 @@ def start_token_id(medium: Medium, config: Any) -> int | None:
     return None if found is None else int(found)
 
 
-def _sight(medium: Medium, network: Any, example: SensedExample) -> Sight:
-    def look(pixels: torch.Tensor, known: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _encoder(medium: Medium, network: Any, example: EncoderExample) -> Encoder:
+    def encode(pixels: torch.Tensor, known: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         shape = pixels.shape
         if medium.hears and fills_up_sound(network):
             return (filled_up_sound(network, pixels),)
@@ -267,7 +267,7 @@ def _sight(medium: Medium, network: Any, example: SensedExample) -> Sight:
             _joined(rows) for rows in (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
         )
 
-    return Sight(example.known, look)
+    return Encoder(example.known, encode)
 
 
 def _joined(rows: Any) -> torch.Tensor:
@@ -365,7 +365,7 @@ def _family_of(
     for example in _examples(medium, network, parameters, image_size, processed_size):
         try:
             with torch.no_grad():
-                encoder = EncoderModule(network, _sight(medium, network, example))
+                encoder = EncoderModule(network, _encoder(medium, network, example))
                 found = encoder(torch.empty(example.pixels, device="meta"))
         except Exception as error:  # models raise exceptions of any type for a wrong shape
             refusals.append(error)
@@ -385,21 +385,21 @@ def _family_of(
     ) from refusals[0]
 
 
-def _freed(medium: Medium, network: Any, example: SensedExample) -> tuple[SensedExample, int] | None:
+def _freed(medium: Medium, network: Any, example: EncoderExample) -> tuple[EncoderExample, int] | None:
     """Return how images of any size are passed, and the rows of one; None if the model does not run so, or counts otherwise."""
     freed = example.freed()
     if freed.free_form is None:
         return None
     try:
         with torch.no_grad():
-            found = EncoderModule(network, _sight(medium, network, freed))(torch.empty(freed.pixels, device="meta"))
+            found = EncoderModule(network, _encoder(medium, network, freed))(torch.empty(freed.pixels, device="meta"))
     except Exception:  # models raise exceptions of any type; it runs for one size
         return None
     rows = found[0].flatten(0, -2).shape[0]
     return (freed, rows) if rows == freed.free_form.rows(freed.pixels) else None
 
 
-def _recordings(medium: Medium, network: Any, parameters: Mapping[str, inspect.Parameter]) -> Iterator[SensedExample]:
+def _recordings(medium: Medium, network: Any, parameters: Mapping[str, inspect.Parameter]) -> Iterator[EncoderExample]:
     """Return how recordings of any length are passed, where the encoder runs for them."""
     for form in recordings(network.config, parameters):
         rule: RowCount | int | None
@@ -412,16 +412,16 @@ def _recordings(medium: Medium, network: Any, parameters: Mapping[str, inspect.P
             rule = rule or find_row_count(count, form.shape[form.axis], form.far)
         if rule is not None:
             found = replace(form, row_rule=rule)
-            yield SensedExample(found.shape, form=found, is_free=True)
+            yield EncoderExample(found.shape, form=found, is_free=True)
 
 
 def _rows_of_recording(medium: Medium, network: Any, form: AnyLengthSound, length: int) -> int:
     """Return how many rows a recording of some length becomes; 0 if the encoder does not run for it."""
     shape = (*form.shape[: form.axis], length, *form.shape[form.axis + 1 :])
-    sight = _sight(medium, network, SensedExample(shape, form=form, is_free=True))
+    encoder = _encoder(medium, network, EncoderExample(shape, form=form, is_free=True))
     try:
         with torch.no_grad():
-            (found,) = EncoderModule(network, sight)(torch.empty(shape, device="meta"))
+            (found,) = EncoderModule(network, encoder)(torch.empty(shape, device="meta"))
     except Exception:  # models raise exceptions of any type for a length that they do not take
         return 0
     return int(found.flatten(0, -2).shape[0])
@@ -449,7 +449,7 @@ def _examples(
     parameters: Mapping[str, inspect.Parameter],
     image_size: int | None,
     processed_size: int | None,
-) -> Iterator[SensedExample]:
+) -> Iterator[EncoderExample]:
     config = network.config
     if medium.hears:
         if image_size is not None:

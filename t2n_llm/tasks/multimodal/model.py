@@ -246,7 +246,7 @@ _STEPS, _PAST = 5, 7  # hints, which never reach the graph
 
 
 def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision: str | None) -> tuple[ModelGraph, ...]:
-    tied, sight = tied_names(network), family.sight(network)
+    tied, media_encoder = tied_names(network), family.encoder(network)
     buffers = take_buffers(network)
     form = state_form(network)
     states = probe_states(network, form)
@@ -290,8 +290,8 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
     encoder = replace(
         embed,
         role=medium.role,
-        module=EncoderModule(network, sight),
-        buffers={**buffers, **sight.buffers},
+        module=EncoderModule(network, media_encoder),
+        buffers={**buffers, **media_encoder.buffers},
         inputs=sensed,
         output_names=(medium.output_name, *rows),
         dynamic_axes={

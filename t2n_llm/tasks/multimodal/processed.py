@@ -30,26 +30,26 @@ def items_of(made: Mapping[str, Any], family: Family) -> tuple[np.ndarray, ...]:
     name, shape = family.medium.input_name, family.pixel_shape
     if made.get(name) is None:
         return ()
-    told = {key: np.asarray(made[key]) for key in (name, *family.known([shape])) if key in made}
+    processed = {key: np.asarray(made[key]) for key in (name, *family.known([shape])) if key in made}
     if family.free_axes:
-        return family.split(told)
-    told = _without_padding(told, name)
-    items = _split(told[name].astype(np.float32), shape, family)
-    if items is None or not _is_of_size(told, family, [shape] * len(items)):
-        raise _other_size(told[name].shape, _kept_side(told, name, shape, family), shape, family)
+        return family.split(processed)
+    processed = _without_padding(processed, name)
+    items = _split(processed[name].astype(np.float32), shape, family)
+    if items is None or not _is_of_size(processed, family, [shape] * len(items)):
+        raise _other_size(processed[name].shape, _kept_side(processed, name, shape, family), shape, family)
     return tuple(items)
 
 
-def _without_padding(told: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+def _without_padding(processed: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     """Return it without the rows that fill up images [N, rows, width] to the most that the model has."""
-    if _MASK in told:
-        rows, counts = _MASK, (told[_MASK] > 0).sum(axis=1)
-    elif _PLACES in told:
-        rows, counts = _PLACES, (told[_PLACES] >= 0).all(axis=-1).sum(axis=1)
+    if _MASK in processed:
+        rows, counts = _MASK, (processed[_MASK] > 0).sum(axis=1)
+    elif _PLACES in processed:
+        rows, counts = _PLACES, (processed[_PLACES] >= 0).all(axis=-1).sum(axis=1)
     else:
-        return dict(told)
+        return dict(processed)
     most = int(counts.max())
-    return {**told, **{key: told[key][:, :most] for key in (name, rows)}}
+    return {**processed, **{key: processed[key][:, :most] for key in (name, rows)}}
 
 
 def _split(array: np.ndarray, shape: Sequence[int], family: Family) -> np.ndarray | None:
@@ -72,20 +72,20 @@ def _others(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _is_of_size(told: Mapping[str, np.ndarray], family: Family, shapes: Sequence[Sequence[int]]) -> bool:
+def _is_of_size(processed: Mapping[str, np.ndarray], family: Family, shapes: Sequence[Sequence[int]]) -> bool:
     """Say whether the processor says of images what is a constant in the archive."""
     wanted = family.known(shapes)
-    return all(np.array_equal(told[name], np.asarray(wanted[name])) for name in wanted if name in told)
+    return all(np.array_equal(processed[name], np.asarray(wanted[name])) for name in wanted if name in processed)
 
 
-def _kept_side(told: Mapping[str, np.ndarray], name: str, shape: Sequence[int], family: Family) -> int | None:
+def _kept_side(processed: Mapping[str, np.ndarray], name: str, shape: Sequence[int], family: Family) -> int | None:
     """Return the height and width that the processor gave square images; None where that does not follow from their shape."""
-    side, array = family.image_side(), told[name]
+    side, array = family.image_side(), processed[name]
     if side is None:
         return None
     if len(shape) == 4:
         return int(array.shape[-1]) if shape[-1] == side and array.shape[-1] == array.shape[-2] else None
-    images = next((len(value) for key, value in told.items() if key != name), 1)
+    images = next((len(value) for key, value in processed.items() if key != name), 1)
     rows = array.shape[-2] // (images if array.ndim == 2 else 1)
     found = side * math.sqrt(rows / shape[-2])
     return round(found) if math.isclose(found, round(found), abs_tol=1e-6) else None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from generic_export.errors import ArchiveError, MissingExtraError, OptionError, described
-from t2n_llm.tasks.media.sensed import read_image
+from t2n_llm.tasks.media.encoder_input import read_image
 from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.multimodal.family import FRAME_MASK, Family
@@ -25,7 +25,7 @@ _READERS = ("image_processor", "feature_extractor")
 
 
 @dataclass(frozen=True)
-class SensedPrompt:
+class MultimodalPrompt:
     """A prompt, ready for `Pipeline.begin`.
 
     Attributes:
@@ -108,7 +108,7 @@ class PromptProcessor:
         token = getattr(self.processor, f"{kind_of(self.family)}_token", None)
         return text if not token or token in text else token * count + text
 
-    def prompt(self, text: str, images: Sequence[Path | bytes], audio: Sequence[Path | bytes]) -> SensedPrompt:
+    def prompt(self, text: str, images: Sequence[Path | bytes], audio: Sequence[Path | bytes]) -> MultimodalPrompt:
         """Return what the archives read.
 
         Args:
@@ -136,7 +136,7 @@ class PromptProcessor:
         mask = made.get(FRAME_MASK) if self.family.masked else None
         frames = () if mask is None else tuple(int(count) for count in np.asarray(mask).sum(axis=1))
         self._check_rows(ids, items, frames)
-        return SensedPrompt(ids, items, frames)
+        return MultimodalPrompt(ids, items, frames)
 
     def _seen(self, files: Sequence[Path | bytes]) -> dict[str, Any]:
         if not files:
@@ -234,4 +234,4 @@ def _require_same(folder: Path, recorded: Mapping[str, Any], family: Family) -> 
         )
 
 
-__all__ = ["PromptProcessor", "SensedPrompt", "kind_of", "row_counts"]
+__all__ = ["MultimodalPrompt", "PromptProcessor", "kind_of", "row_counts"]

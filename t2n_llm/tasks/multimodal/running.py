@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from kvcache.states.tensors import StateTensor
-from t2n_llm.check.answers import Answerer, NextTurn, OpenTurns, open_answerer, open_turns
+from t2n_llm.check.archive_sessions import ArchiveSession, NextTurn, OpenTurns, open_archive_session, open_turns
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.tasks.multimodal.family import POSITIONS, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
@@ -23,7 +23,7 @@ class Pipeline:
 
     def __init__(
         self,
-        parts: Mapping[str, Answerer],
+        parts: Mapping[str, ArchiveSession],
         turns: OpenTurns,
         family: Family,
         states: Sequence[StateTensor],
@@ -34,19 +34,19 @@ class Pipeline:
         self._states = states
         self.engine_name, self.engine_version = parts[EMBED].engine_name, parts[EMBED].engine_version
 
-    def begin(self, ids: Sequence[int], images: Sequence[np.ndarray], frames: Sequence[int] = ()) -> SensedText:
+    def begin(self, ids: Sequence[int], images: Sequence[np.ndarray], frames: Sequence[int] = ()) -> MultimodalText:
         """Run the encoder on all images, and return a text that starts with the prompt. The decoder has not run yet.
 
         Args:
             ids: of the prompt; each image has its rows' worth of image tokens.
-            images, frames: see `look`.
+            images, frames: see `encode`.
         """
         decode = self._turns({}, [state.at_start(1) for state in self._states])
-        text = SensedText(self._parts[EMBED], decode, self._family)
-        text.expect(ids, self.look(images, frames), [image.shape for image in images])
+        text = MultimodalText(self._parts[EMBED], decode, self._family)
+        text.expect(ids, self.encode(images, frames), [image.shape for image in images])
         return text
 
-    def look(self, images: Sequence[np.ndarray], frames: Sequence[int] = ()) -> list[np.ndarray]:
+    def encode(self, images: Sequence[np.ndarray], frames: Sequence[int] = ()) -> list[np.ndarray]:
         """Run the encoder on all images and return their rows [rows, D]: for the embeddings and for each deepstack layer.
 
         Args:
@@ -66,10 +66,10 @@ class Pipeline:
         ]
 
 
-class SensedText:
+class MultimodalText:
     """A text that is read from its start: the rows of images come where the prompt has their tokens."""
 
-    def __init__(self, embed: Answerer, decode: NextTurn, family: Family) -> None:
+    def __init__(self, embed: ArchiveSession, decode: NextTurn, family: Family) -> None:
         """Begin a text.
 
         Args:
@@ -87,7 +87,7 @@ class SensedText:
 
         Args:
             ids: from the start of the text; in what follows them, the image token is a token like others.
-            rows: see `Pipeline.look`; of the images after the tokens that have been read.
+            rows: see `Pipeline.encode`; of the images after the tokens that have been read.
             shapes: of the inputs that hold the images, one for each image since the start of the text.
         """
         known = np.array(ids, np.int64)
@@ -118,11 +118,11 @@ class SensedText:
 
     def _places(self, start: int, end: int) -> np.ndarray:
         """Return the positions of tokens; after the prompt they count on in all coordinates."""
-        told = self._positions[..., start:end]
+        processed = self._positions[..., start:end]
         prompt, axes = self._positions.shape[-1], self._positions.shape[0]
         next_one = int(self._positions.max()) + 1 - prompt
         after = np.arange(max(start, prompt), max(end, prompt), dtype=np.int64) + next_one
-        return np.concatenate([told, np.broadcast_to(after, (axes, 1, len(after)))], axis=2)
+        return np.concatenate([processed, np.broadcast_to(after, (axes, 1, len(after)))], axis=2)
 
 
 @contextmanager
@@ -138,14 +138,14 @@ def open_pipeline(
         archives: by role; others than the three are left alone.
         family: of the model.
         states: of the decoder.
-        engine: see `open_answerer`.
+        engine: see `open_archive_session`.
 
     Raises:
         EngineError: the engine refused an archive.
     """
     with ExitStack() as stack:
         roles = (EMBED, family.medium.role)
-        parts = {role: stack.enter_context(open_answerer(archives[role], engine)) for role in roles}
+        parts = {role: stack.enter_context(open_archive_session(archives[role], engine)) for role in roles}
         turns = stack.enter_context(open_turns(archives[DECODER], engine))
         yield Pipeline(parts, turns, family, states)
 
@@ -155,4 +155,4 @@ def frame_mask(frames: Sequence[int], length: int) -> np.ndarray:
     return (np.arange(length) < np.array(frames)[:, None]).astype(np.int64)
 
 
-__all__ = ["Pipeline", "SensedText", "frame_mask", "open_pipeline"]
+__all__ = ["MultimodalText", "Pipeline", "frame_mask", "open_pipeline"]

@@ -172,7 +172,7 @@ def connection(family: Family) -> dict[str, Any]:
         f"rows_per_{medium.noun}": family.row_count,
         medium.input_name: {
             "shape": archive_shape(family),
-            f"{medium.noun}s": family.told,
+            f"{medium.noun}s": family.input_description,
         },
         "scatter": f"row i of all {medium.output_name} replaces inputs_embeds at the i-th {medium.token_field}",
         "deepstack": _DEEPSTACK if family.deepstack_layers else None,

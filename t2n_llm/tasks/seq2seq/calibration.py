@@ -21,7 +21,7 @@ from t2n_llm.compress.text import AUTO, BUILTIN, builtin_text, read_text
 from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.source.empty_model import ModelKind
 from t2n_llm.source.hub import ModelSource
-from t2n_llm.tasks.media.sensed import SensedInput, Sensing
+from t2n_llm.tasks.media.encoder_input import EncoderInput, EncoderInputReader
 from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.tasks.names import IMAGE_TO_TEXT, SPEECH_RECOGNITION, TEXT_TO_TEXT
 from t2n_llm.tasks.seq2seq.adapters import read_source, run_decoder
@@ -203,19 +203,19 @@ class _Teacher:
         self._name = name
         self._settings = generation_settings(source.folder)
         self._rules = TokenRules.of(self._settings, first_token(source.config))
-        self._senses = Sensing(SensedInput(source.folder, name), None)
+        self._senses = EncoderInputReader(EncoderInput(source.folder, name), None)
 
     def passes(self, task: str, example: Example) -> Iterator[TaughtPass]:
         """Yield those of an example: one, or as many as a recording has windows that the model hears at once."""
         if task == TEXT_TO_TEXT:
             yield self._taught(self._ids(example.source), example.text)
         elif task == IMAGE_TO_TEXT:
-            yield self._taught(self._senses.seen(Path(example.source)), example.text)
+            yield self._taught(self._senses.from_image(Path(example.source)), example.text)
         else:
             windows = self._windows(Path(example.source))
             text = example.text if len(windows) == 1 else None  # which words are in which window nobody says
             for window in windows:
-                yield self._taught(self._senses.heard(window), text)
+                yield self._taught(self._senses.from_waveform(window), text)
 
     def _ids(self, text: str) -> np.ndarray:
         limit = min(_LONGEST_SOURCE, self._positions(_LONGEST_SOURCE))

@@ -18,10 +18,10 @@ import torch
 from generic_export.read.reading import read_graph_text, signature_of
 from kvcache.states.tensors import StateTensor
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_step
-from t2n_llm.check.answers import Answerer, open_answerer
+from t2n_llm.check.archive_sessions import ArchiveSession, open_archive_session
+from t2n_llm.check.llm_checks import validate_archive
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.reference import CHECK_TEXT, CheckPlan, ReferenceRun, plan_check
-from t2n_llm.check.turns import validate_archive
 from t2n_llm.tasks.seq2seq.adapters import read_source, run_decoder
 from t2n_llm.tasks.seq2seq.listener import Listener
 from t2n_llm.tasks.seq2seq.model import DECODER, ENCODER, first_token
@@ -244,7 +244,7 @@ def check_seq2seq(
             checks += [replace(check, name=f"{check.name}, {case.name}") for check in report.checks]
     if padded is not None and expected.padded is not None:
         announce(padded.name)
-        with open_answerer(archives[DECODER], engine) as answerer:
+        with open_archive_session(archives[DECODER], engine) as answerer:
             checks.append(
                 _check_padded(answerer, archives[DECODER], states, together, padded, expected.padded, tolerance)
             )
@@ -256,7 +256,7 @@ def _announce(announce: Callable[[str], None], source: str, check: str) -> None:
 
 
 def _check_padded(
-    decoder: Answerer,
+    decoder: ArchiveSession,
     archive: Path,
     states: Sequence[StateTensor],
     told: Mapping[str, np.ndarray],

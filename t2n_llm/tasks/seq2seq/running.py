@@ -16,7 +16,7 @@ import numpy as np
 from generic_export.inference_target.tract.engines.cli import TractCli
 from generic_export.read.reading import read_graph_text, signature_of
 from kvcache.states.tensors import StateTensor
-from t2n_llm.check.answers import Answerer, CliAnswerer, NamedArchive, open_answerer
+from t2n_llm.check.archive_sessions import ArchiveSession, CliArchiveSession, NamedArchive, open_archive_session
 from t2n_llm.check.engines import chosen_engine
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import Runner, Turn, WheelRunner
@@ -29,7 +29,7 @@ class EncoderArchive(NamedArchive):
     """The encoder in an engine."""
 
     @staticmethod
-    def of(archive: Path, answerer: Answerer) -> EncoderArchive:
+    def of(archive: Path, answerer: ArchiveSession) -> EncoderArchive:
         """Return an encoder with the names of its inputs and outputs.
 
         Args:
@@ -53,9 +53,9 @@ class EncoderArchive(NamedArchive):
 
 @contextmanager
 def open_encoder(archive: Path, engine: EngineOptions | None = None) -> Iterator[EncoderArchive]:
-    """Yield an encoder ready to be asked, and stop its engine after the block; see `open_answerer`."""
+    """Yield an encoder ready to be asked, and stop its engine after the block; see `open_archive_session`."""
     names = signature_of(read_graph_text(archive))
-    with open_answerer(archive, engine) as answerer:
+    with open_archive_session(archive, engine) as answerer:
         yield EncoderArchive(answerer, tuple(names.inputs), tuple(names.outputs))
 
 
@@ -87,7 +87,7 @@ class CliSourceRunner:
     def run_turns(self, turns: Sequence[Turn], *, stateful: bool) -> list[np.ndarray]:
         """See `Runner.run_turns`; an archive that keeps its cache itself reads everything again in each turn."""
         del stateful
-        asked = CliAnswerer(self._engine, self._archive)
+        asked = CliArchiveSession(self._engine, self._archive)
         states = {state.input_name: state.at_start(1) for state in self._states}
         names = signature_of(read_graph_text(self._archive)).inputs
         rows: list[np.ndarray] = []

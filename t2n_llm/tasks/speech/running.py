@@ -15,7 +15,7 @@ import numpy as np
 from generic_export.errors import ArchiveError, OptionError
 from generic_export.read.outline import read_outline
 from generic_export.read.reading import read_graph_text, signature_of
-from t2n_llm.check.answers import NamedArchive, OpenTurns, open_answerer, open_turns
+from t2n_llm.check.archive_sessions import NamedArchive, OpenTurns, open_archive_session, open_turns
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import empty_shape
 from t2n_llm.tasks.speech.arrays import Draws, frames_of_tokens, given_to
@@ -200,7 +200,7 @@ def open_speech(
             if role == STEP:
                 step = StepArchive(stack.enter_context(open_turns(path, engine)), inputs, outputs, _first_states(path))
             else:
-                opened[role] = NamedArchive(stack.enter_context(open_answerer(path, engine)), inputs, outputs)
+                opened[role] = NamedArchive(stack.enter_context(open_archive_session(path, engine)), inputs, outputs)
         yield SpeechModel(plan, opened, step)
 
 

@@ -130,22 +130,22 @@ ISLANDS: Mapping[str, Callable[[], nn.Module]] = {
 class RescaledTract(TractNNEF):
     """tract, for a graph that is measured on the tensors it had before they were multiplied."""
 
-    def __init__(self, before: Prepared, inputs: Sequence[torch.Tensor], islands: bool) -> None:
+    def __init__(self, before: Prepared, inputs: Sequence[torch.Tensor], f32_regions: bool) -> None:
         axes = {
             each.name: {axis: str(dim) for axis, dim in enumerate(each.shape) if not isinstance(dim, int)}
             for each in before.graph.inputs
         }
         super().__init__(check_io=False, dynamic_axes=axes)
-        self.before, self.inputs, self.islands = before, inputs, islands
+        self.before, self.inputs, self.f32_regions = before, inputs, f32_regions
 
     def post_capture(self, graph: TorchModuleIRGraph) -> TorchModuleIRGraph:
         graph = without_overflow_guards(graph)
         largest = measured(graph, self.inputs, self.before.stored).largest
-        return fitted(graph, largest, islands=self.islands).graph
+        return fitted(graph, largest, f32_regions=self.f32_regions).graph
 
 
 def _in_engine(
-    before: Prepared, factors: Mapping[str, float], name: str, example: torch.Tensor, *, islands: bool = False
+    before: Prepared, factors: Mapping[str, float], name: str, example: torch.Tensor, *, f32_regions: bool = False
 ) -> torch.Tensor:
     """Export the module once more, its parameters multiplied and its graph rescaled, and run it in tract."""
     module = copy.deepcopy(before.model)
@@ -153,7 +153,7 @@ def _in_engine(
         for parameter, factor in factors.items():
             module.get_parameter(parameter).mul_(factor)
     with tempfile.TemporaryDirectory() as folder:
-        target = RescaledTract(before, [example], islands)
+        target = RescaledTract(before, [example], f32_regions)
         archive = export_model_to_nnef(module, before.args, Path(folder) / "model.nnef", target, [name])
         with TractWheel(timeout_seconds=60).load(archive) as engine:
             (answer,) = engine.run([example.numpy()])
@@ -206,13 +206,13 @@ def test_what_is_read_as_it_is_stays_in_f32(name: str) -> None:
     x = (3 * torch.randn(5, 8)).half()
     prepared = _captured(module)
     largest = measured(prepared.graph, [x], prepared.stored).largest
-    fit = fitted(prepared.graph, largest, islands=forced)
+    fit = fitted(prepared.graph, largest, f32_regions=forced)
     assert any(group.in_f32 and group.overflows for group in fit.groups)
     assert all(group.exponent or group.in_f32 for group in fit.groups if group.overflows)
     products = [op for op in fit.graph.ops if op.target is torch.ops.aten.linear.default]
     assert products and all(tensor.dtype is torch.float16 for op in products for tensor in op.tensor_inputs())
     found = _result(fit.graph, x, _with_factors(prepared, fit))
-    engine = _in_engine(prepared, fit.factors, "x", x, islands=forced)
+    engine = _in_engine(prepared, fit.factors, "x", x, f32_regions=forced)
     with torch.no_grad():
         expected = module.float()(x.float())
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)

@@ -27,7 +27,7 @@ from t2n_llm.bench.comparison import ComparisonPlan, Point, Samples, SpeedCompar
 from t2n_llm.bench.profiling import profile_archive
 from t2n_llm.bench.traffic import bytes_read
 from t2n_llm.cli.comparison import plot_comparison
-from t2n_llm.export.located import locate_archive
+from t2n_llm.export.archive_lookup import locate_archive
 from t2n_llm.zoo.tiny_model import build_tiny_model
 from tests.shared_folders import SharedExport
 from tests.t2n_llm.command_line import call, refused, run_python, strict_json

@@ -32,7 +32,7 @@ from t2n_llm.bench.compared_engines.child import RunningChild
 from t2n_llm.bench.compared_engines.gguf_file import write_gguf
 from t2n_llm.bench.compared_engines.llama_cpp import MODULES_VARIABLE, LlamaCpp
 from t2n_llm.bench.compared_engines.protocol import Contender, Running, SharedModel
-from t2n_llm.export.located import LocatedArchive, locate_archive
+from t2n_llm.export.archive_lookup import LocatedArchive, locate_archive
 from t2n_llm.source.hub import open_source
 from t2n_llm.source.reference import SourceRef
 from tests.families import COMMON, LLAMA3_ROPE, config, save_tiny_model

@@ -98,7 +98,7 @@ def test_no_process_and_no_file_outlives_a_comparison(
 
 
 def test_lists_leave_out_what_the_model_has_no_positions_for(real_export: Path) -> None:
-    from t2n_llm.export.located import locate_archive
+    from t2n_llm.export.archive_lookup import locate_archive
 
     archives = [locate_archive(real_export)]  # 1024 positions
     plan = Grid.parse(None, None, "1,all,1").plan(archives, None, 5, 1, against=True)

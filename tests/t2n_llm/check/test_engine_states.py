@@ -10,7 +10,7 @@ import pytest
 from generic_export.errors import CaptureError, OptionError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
 from t2n_llm import export_llm
-from t2n_llm.export.located import locate_archive
+from t2n_llm.export.archive_lookup import locate_archive
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.export.revalidate import validate_folder

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from generic_export.errors import OptionError
 from t2n_llm.check.agreement import Tolerance, compare_step
+from t2n_llm.check.llm_checks import validate_archive
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.check.reference import CheckPlan, ReferenceRun, run_reference
 from t2n_llm.check.runner import WheelRunner
-from t2n_llm.check.turns import validate_archive
-from t2n_llm.export.located import locate_archive
+from t2n_llm.export.archive_lookup import locate_archive
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.export.revalidate import validate_folder

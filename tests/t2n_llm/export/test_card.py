@@ -18,7 +18,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from generic_export.weights.held_file import HeldFile
+from generic_export.weights.pinned_file import PinnedFile
 from t2n_llm import export_llm
 from t2n_llm.export.card import ModelCard, read_card
 from t2n_llm.export.card_page import card_text, render_card
@@ -195,12 +195,12 @@ def test_a_failed_check_is_said_aloud(tiny_export: Path) -> None:
 )
 def test_a_card_that_says_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(text)
-    assert source_card([HeldFile(tmp_path / "README.md")]) == SourceCard()
+    assert source_card([PinnedFile(tmp_path / "README.md")]) == SourceCard()
 
 
 def test_a_licence_in_the_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"license": "mit"}')
-    assert source_card([HeldFile(tmp_path / "config.json")]).license == ("mit",)
+    assert source_card([PinnedFile(tmp_path / "config.json")]).license == ("mit",)
 
 
 _WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)

@@ -13,7 +13,7 @@ from t2n_llm.export.card_page import note
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.manifest_upgrade import MANIFEST_FORMAT, upgrade_manifest
 from t2n_llm.graph.interface import recorded_states
-from t2n_llm.tasks.media.sensed import SensedInput
+from t2n_llm.tasks.media.encoder_input import EncoderInput
 from tests.t2n_llm.command_line import call, strict_json
 
 STORED = Path(__file__).parent / "format_1"
@@ -58,7 +58,7 @@ def test_fields_of_a_speech_model_have_their_present_names() -> None:
     earlier, manifest = _stored(SPEECH), read_manifest(SPEECH)
     assert list(manifest["archives"]) == list(earlier["parts"]) == ["frontend", "encoder", "decoder"]
     assert manifest["encoder_decoder"]["encoder_inputs"] == earlier["encoder_decoder"]["source"]
-    sensed = SensedInput.of(SPEECH, manifest, "input_features")
+    sensed = EncoderInput.of(SPEECH, manifest, "input_features")
     assert sensed is not None and sensed.samples == earlier["frontend"]["samples"]
     assert [state.kind for state in recorded_states(manifest)] == ["cache_key", "cache_value"]
 

@@ -20,7 +20,7 @@ from generic_export.nnef.text import graph_text
 from generic_export.read.contents import read_contents
 from t2n_llm import export_llm
 from t2n_llm.check.runner import STATEFUL_TRANSFORM, WheelRunner
-from t2n_llm.export.located import locate_archive
+from t2n_llm.export.archive_lookup import locate_archive
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.graph.options import GraphOptions

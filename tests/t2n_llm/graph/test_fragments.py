@@ -19,7 +19,7 @@ from generic_export.read.outline import read_outline
 from t2n_llm import export_llm
 from t2n_llm.check.runner import STATEFUL_TRANSFORM
 from t2n_llm.export.against_source import compare_with_source
-from t2n_llm.export.located import locate_archive
+from t2n_llm.export.archive_lookup import locate_archive
 from t2n_llm.export.verify import verify_export
 from t2n_llm.inspect.inspection import inspect_archive, stateful_transforms
 from tests.families import FAMILIES, config, save_tiny_model

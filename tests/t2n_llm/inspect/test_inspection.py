@@ -13,7 +13,7 @@ import pytest
 
 from generic_export.errors import ArchiveError
 from generic_export.nnef.dat import BLOCK_BITS, TRACT_VENDOR, DatHeader
-from t2n_llm.export.located import distinct_names, locate_archive
+from t2n_llm.export.archive_lookup import distinct_names, locate_archive
 from t2n_llm.inspect.inspection import inspect_archive
 from tests.t2n_llm.command_line import call, refused, run, strict_json
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.shared_folders import SharedFolders
-from tests.t2n_llm.runtime.sensing_models import export_llava
+from tests.t2n_llm.runtime.multimodal_models import export_llava
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from transformers import (
 from generic_export.errors import OptionError
 from t2n_llm import export_llm
 from t2n_llm.export.output import ExportResult
-from t2n_llm.runtime.from_source import SourceModel, Wishes
+from t2n_llm.runtime.from_source import GenerationOptions, SourceModel
 from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.zoo.configs import tiny_config
 from t2n_llm.zoo.tiny_model import save_tiny_model
@@ -91,7 +91,7 @@ def test_a_picture_is_resized_as_its_front_end_says(
     model = AutoModelForImageTextToText.from_pretrained(describer).eval()
     pixels = AutoImageProcessor.from_pretrained(describer)(Image.open(picture), return_tensors="pt").pixel_values
     said = model.generate(pixel_values=pixels, max_new_tokens=_TOKENS, do_sample=False)
-    made = SourceModel.open(exported.output_dir).text_of(Wishes(max_new_tokens=_TOKENS), image=picture)
+    made = SourceModel.open(exported.output_dir).text_of(GenerationOptions(max_new_tokens=_TOKENS), image=picture)
     assert "".join(made) == _own(describer, said) != ""
 
 
@@ -107,7 +107,7 @@ def test_rows_that_are_padding_are_not_read(picture: Path, tmp_path: Path) -> No
     given = AutoImageProcessor.from_pretrained(source)(Image.open(picture), return_tensors="pt")
     assert int(given["attention_mask"].sum()) < 20
     said = model.generate(**given, max_new_tokens=_TOKENS, do_sample=False)
-    made = SourceModel.open(exported.output_dir).text_of(Wishes(max_new_tokens=_TOKENS), image=picture)
+    made = SourceModel.open(exported.output_dir).text_of(GenerationOptions(max_new_tokens=_TOKENS), image=picture)
     assert "".join(made) == _own(source, said) != ""
 
 
@@ -127,6 +127,10 @@ def test_sound_of_any_length(frontend: bool, listener: Path, recording: Path, tm
     model = AutoModelForSpeechSeq2Seq.from_pretrained(listener).eval()
     said = model.generate(input_values=waveform, max_new_tokens=_TOKENS, do_sample=False)
     opened = SourceModel.open(exported.output_dir)
-    assert "".join(opened.text_of(Wishes(max_new_tokens=_TOKENS), audio=recording)) == _own(listener, said) != ""
+    assert (
+        "".join(opened.text_of(GenerationOptions(max_new_tokens=_TOKENS), audio=recording))
+        == _own(listener, said)
+        != ""
+    )
     with pytest.raises(OptionError, match="does not support the language 'en'"):
-        list(opened.text_of(Wishes(language="en"), audio=recording))
+        list(opened.text_of(GenerationOptions(language="en"), audio=recording))

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForMultimodalLM, WhisperFeatureExtractor
 
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.export.against_source import compare_with_source
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.options import ExportOptions
@@ -79,7 +79,7 @@ def test_a_waveform_is_answered_as_transformers_answers_it(export: Path, listene
     given = extractor(recording, sampling_rate=16_000, return_attention_mask=True, return_tensors="pt")
     model = AutoModelForMultimodalLM.from_pretrained(listener, dtype=torch.float32)
     family, manifest = family_of(model.config), read_manifest(export)
-    with open_answerer(export / "frontend.nnef.tar") as front:
+    with open_archive_session(export / "frontend.nnef.tar") as front:
         features, mask = front.answer([recording[None], np.array([9_001])])
     ids = (5, *[150] * family.rows_of(int(mask.sum())), 7, 8)
     inputs = {"input_features": given["input_features"], "feature_attention_mask": given["attention_mask"]}
@@ -193,7 +193,10 @@ def test_pixels_go_into_the_encoder_as_they_come(family: str, tmp_path: Path) ->
     assert result.manifest["multimodal"]["order"] == ["frontend", "embed", "vision", "decoder"]
     side = result.manifest["frontend"]["resize"]["height"]
     pixels = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), dtype=np.uint8)
-    with open_answerer(result.archives["frontend"]) as front, open_answerer(result.archives["vision"]) as vision:
+    with (
+        open_archive_session(result.archives["frontend"]) as front,
+        open_archive_session(result.archives["vision"]) as vision,
+    ):
         (rows,) = vision.answer(front.answer([pixels]))
         (others,) = vision.answer(front.answer([255 - pixels]))
     assert rows.reshape(-1, rows.shape[-1]).shape[0] == result.manifest["multimodal"]["rows_per_image"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import ASTFeatureExtractor, SeamlessM4TFeatureExtractor, Speech2TextFeatureExtractor
 
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks.frontends.check import check_frontend
 from t2n_llm.tasks.frontends.frontend import frontend_of
@@ -41,7 +41,7 @@ def test_an_odd_frame_is_filled_up(tmp_path: Path) -> None:
     extractor = SeamlessM4TFeatureExtractor()
     archive = written(tmp_path, extractor, "seamless_m4t", _FEATURES)
     generator = np.random.default_rng(0)
-    with open_answerer(archive.path) as answerer:
+    with open_archive_session(archive.path) as answerer:
         for frames in (10, 11):
             waveform = chirp(generator, 400 + (frames - 1) * 160 + 5, 16_000)
             features, mask = answerer.answer([waveform[None], np.array([len(waveform)])])
@@ -54,7 +54,7 @@ def test_long_recordings_lose_nothing_to_rounding(tmp_path: Path) -> None:
     extractor = Speech2TextFeatureExtractor()
     archive = written(tmp_path, extractor, "speech_to_text", _FEATURES)
     waveform = chirp(np.random.default_rng(0), 30 * 16_000, 16_000)
-    with open_answerer(archive.path) as answerer:
+    with open_archive_session(archive.path) as answerer:
         features, _ = answerer.answer([waveform[None], np.array([len(waveform)])])
     wanted = extractor(waveform, sampling_rate=16_000, return_tensors="np")["input_features"]
     np.testing.assert_allclose(features, wanted, atol=2e-4)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks.frontends.check import check_frontend
 from t2n_llm.tasks.frontends.frontend import frontend_of
@@ -39,7 +39,7 @@ def test_fewer_patches_are_filled_up(tmp_path: Path) -> None:
     archive = written(tmp_path, processor, "pix2struct", _PATCHES)
     pixels = np.random.default_rng(0).integers(0, 256, (1, 24, 24, 3), dtype=np.uint8)  # six by six of forty
     wanted = processor([pixels[0]], return_tensors="np")
-    with open_answerer(archive.path) as answerer:
+    with open_archive_session(archive.path) as answerer:
         patches, mask = answerer.answer([pixels])
     np.testing.assert_allclose(patches, wanted[_PATCHES], atol=1e-5)
     assert mask.sum() == 36 and np.array_equal(mask, wanted["attention_mask"])

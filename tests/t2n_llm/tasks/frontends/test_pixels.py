@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks.frontends.check import check_frontend
 from t2n_llm.tasks.frontends.frontend import frontend_of
@@ -63,7 +63,7 @@ def test_a_crop_takes_the_middle_of_any_size(tmp_path: Path) -> None:
     settings = {"size": {"shortest_edge": 32}, "crop_size": _SQUARE, "do_normalize": False}
     archive = written(tmp_path, _processor("CLIP", settings), "clip", _VALUES)
     pixels = np.random.default_rng(0).integers(0, 256, (1, 33, 47, 3), dtype=np.uint8)
-    with open_answerer(archive.path) as answerer:
+    with open_archive_session(archive.path) as answerer:
         (values,) = answerer.answer([pixels])
     np.testing.assert_allclose(values[0], pixels[0, 4:28, 11:35].transpose(2, 0, 1) / 255, atol=1e-6)
 

@@ -10,7 +10,7 @@ import pytest
 import transformers
 from transformers import SpeechT5FeatureExtractor, Wav2Vec2FeatureExtractor
 
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks.frontends.check import check_frontend
 from t2n_llm.tasks.frontends.frontend import frontend_of
@@ -49,7 +49,7 @@ def test_long_recordings_lose_nothing_to_rounding(masked: bool, tmp_path: Path) 
     extractor = Wav2Vec2FeatureExtractor(return_attention_mask=masked)
     archive = written(tmp_path, extractor, "wav2vec2", _VALUES)
     waveform = chirp(np.random.default_rng(0), 30 * 16_000, 16_000)[None] + np.float32(0.2)
-    with open_answerer(archive.path) as answerer:
+    with open_archive_session(archive.path) as answerer:
         values, *_ = answerer.answer([waveform, np.array([waveform.shape[1]])][: 1 + masked])
     exact = waveform.astype(np.float64)
     np.testing.assert_allclose(values, (exact - exact.mean()) / np.sqrt(exact.var() + 1e-7), atol=1e-4)
@@ -59,7 +59,7 @@ def test_what_is_after_the_end_of_a_recording_counts_for_nothing(tmp_path: Path)
     archive = written(tmp_path, Wav2Vec2FeatureExtractor(return_attention_mask=True), "wav2vec2", _VALUES)
     waveform = chirp(np.random.default_rng(0), 4_000, 16_000)[None].repeat(2, axis=0)
     waveform[1, 3_000:] = 5.0
-    with open_answerer(archive.path) as answerer:
+    with open_archive_session(archive.path) as answerer:
         values, mask = answerer.answer([waveform, np.array([4_000, 3_000])])
         (alone, _) = answerer.answer([waveform[1:, :3_000], np.array([3_000])])
     np.testing.assert_allclose(values[1, :3_000], alone[0], atol=1e-5)

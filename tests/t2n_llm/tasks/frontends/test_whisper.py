@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks.frontends.check import check_frontend
 from t2n_llm.tasks.frontends.waveforms import chirp
@@ -33,7 +33,7 @@ def test_recordings_of_several_lengths(whisper: FrontEndArchive) -> None:
 def test_a_batch_is_what_each_recording_is_alone(whisper: FrontEndArchive) -> None:
     generator = np.random.default_rng(1)
     waveform = np.stack([chirp(generator, 9_000, 16_000), 0.01 * chirp(generator, 9_000, 16_000)])
-    with open_answerer(whisper.path) as answerer:
+    with open_archive_session(whisper.path) as answerer:
         (together,) = answerer.answer([waveform])
         alone = [answerer.answer([row[None]])[0][0] for row in waveform]
     assert together.shape == (2, 80, 3000)
@@ -59,7 +59,7 @@ def test_models_that_hide_what_follows_a_recording_are_told_its_length(tmp_path:
     archive = written(tmp_path, WhisperFeatureExtractor(chunk_length=2), "qwen2_audio", _FEATURES)
     assert archive.front.output_names == (_FEATURES, "feature_attention_mask")
     assert all(check.passed for check in check_frontend(archive.path, archive.front, "f32"))
-    with open_answerer(archive.path) as answerer:
+    with open_archive_session(archive.path) as answerer:
         _, mask = answerer.answer([np.ones((2, 16_000), np.float32), np.array([16_000, 4_001])])
     assert mask.sum(axis=1).tolist() == [100, 26]
 
@@ -69,7 +69,7 @@ def test_f16_is_rounded_once(tmp_path: Path) -> None:
         tmp_path, WhisperFeatureExtractor(chunk_length=2), "whisper", _FEATURES, dtype="f16", activations="f16"
     )
     (case, *_) = archive.front.cases(np.random.default_rng(0))
-    with open_answerer(archive.path) as answerer:
+    with open_archive_session(archive.path) as answerer:
         (features,) = answerer.answer(case.inputs)
     exact = torch.from_numpy(case.expected[0]).half().float().numpy()
     assert np.array_equal(features, features.astype(np.float16))

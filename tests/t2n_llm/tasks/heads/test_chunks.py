@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.check.options import CheckingOptions
 from t2n_llm.export.pipeline import export_llm
 from t2n_llm.tasks.heads.model import longest_chunk
@@ -31,7 +31,7 @@ def test_recordings_up_to_a_chunk(tmp_path: Path) -> None:
     )
     assert result.validation is not None and result.validation.passed
     width = model.config.audio_config.num_mel_bins
-    with open_answerer(tmp_path / "out" / "model.nnef", CheckingOptions()) as engine:
+    with open_archive_session(tmp_path / "out" / "model.nnef", CheckingOptions()) as engine:
         for batch, frames in ((1, 1), (2, 8), (1, 333), (1, longest)):
             sound = np.random.default_rng(frames).standard_normal((batch, frames, width)).astype(np.float32)
             with torch.no_grad():

@@ -12,9 +12,9 @@ import torch
 
 from generic_export.errors import MissingTensorError, OptionError, UnknownArchitectureError
 from generic_export.inference_target.tract.engines.wheel import TractWheel
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
+from t2n_llm.export.archive_lookup import locate_archive
 from t2n_llm.export.folder import read_manifest
-from t2n_llm.export.located import locate_archive
 from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.export.pipeline import ExportResult, export_llm, plan_llm_export
 from t2n_llm.export.revalidate import validate_folder
@@ -134,7 +134,7 @@ def test_f32_archives_agree_with_transformers(
     result = exported(source, tmp_path / "out", task)
     assert result.validation is not None
     assert {(check.shape[0] > 1, check.passed) for check in result.validation.checks} == {(True, True), (False, True)}
-    with open_answerer(result.archive) as answerer:
+    with open_archive_session(result.archive) as answerer:
         for lengths in ((1,), (9, 4, 2, 9), (21, 20)):
             ids, mask = padded(family, lengths)
             wanted = pytorch(source, task, ids, mask)
@@ -167,7 +167,7 @@ def test_padding_is_not_read(checkpoint: Callable[[str, str], Path], tmp_path: P
     result = exported(checkpoint("bert", FEATURE_EXTRACTION), tmp_path / "out", FEATURE_EXTRACTION, check=False)
     ids, mask = padded("bert", (6, 3))
     other = np.where(mask == 1, ids, 77)
-    with open_answerer(result.archive) as answerer:
+    with open_archive_session(result.archive) as answerer:
         first, second = (answerer.answer([tokens, mask])[0] for tokens in (ids, other))
         unmasked = answerer.answer([ids, np.ones_like(mask)])[0]
     np.testing.assert_allclose(first[mask == 1], second[mask == 1], atol=1e-6)
@@ -248,7 +248,7 @@ def test_a_wrong_archive_fails(checkpoint: Callable[[str, str], Path], tmp_path:
     cases = plan_cases(task, reading_of(task, model, (8, 8)), model.config, None)
     expected = [{"last_hidden_state": pytorch(source, task.name, *case.inputs.values())} for case in cases]
     expected[1]["last_hidden_state"][0, 0, 3] += 0.01
-    with open_answerer(result.archive) as answerer:
+    with open_archive_session(result.archive) as answerer:
         report = check_head(answerer, task, ["last_hidden_state"], "f32", cases, expected)
     assert [check.passed for check in report.checks] == [True, False, True, True, True]
     assert not report.passed

@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING, ViTForImageClassification
 from generic_export import TractNNEF
 from generic_export.capture import capture
 from generic_export.errors import OptionError, SourceError
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.export.pipeline import ExportResult, export_llm
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.tasks import names
@@ -168,7 +168,7 @@ def test_vectors_of_texts_have_length_one(tmp_path: Path) -> None:
     result = exported(shallow_model("bert", names.SENTENCE_SIMILARITY), names.SENTENCE_SIMILARITY, tmp_path)
     assert result.validation is not None and result.validation.passed
     assert result.manifest["model"]["pooling"] == {"mode": "mean", "normalized": True}
-    with open_answerer(result.archive) as answerer:
+    with open_archive_session(result.archive) as answerer:
         (rows,) = answerer.answer([np.full((2, 5), 9), np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])])
     np.testing.assert_allclose(np.linalg.norm(rows, axis=-1), 1, atol=1e-5)
 

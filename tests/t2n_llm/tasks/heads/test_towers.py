@@ -13,7 +13,7 @@ from generic_export.errors import OptionError
 from generic_export.read.contents import read_contents
 from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm import export_llm
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.export.output import ExportResult
 from t2n_llm.export.revalidate import validate_folder
 from t2n_llm.zoo.tiny_model import save_tiny_model
@@ -66,7 +66,7 @@ def test_vectors_of_images_alone(made: ExportResult, source: Path) -> None:
     with torch.no_grad():
         ids = torch.arange(9, 16)[None]
         wanted = model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels).image_embeds.numpy()
-    with open_answerer(made.archives["image"]) as image:
+    with open_archive_session(made.archives["image"]) as image:
         (got,) = image.answer([pixels.numpy()])
     np.testing.assert_allclose(got, wanted, atol=1e-5)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from generic_export.errors import OptionError
-from t2n_llm.tasks.media.sensed import read_image
+from t2n_llm.tasks.media.encoder_input import read_image
 
 image = pytest.importorskip("PIL.Image")
 

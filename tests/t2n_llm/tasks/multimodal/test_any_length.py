@@ -60,8 +60,8 @@ def test_models_hear_recordings_of_any_length(family: str, rows: str, tmp_path: 
     result = exported(tmp_path / "model", tmp_path / "out", task=AUDIO_TEXT_TO_TEXT)
     assert result.validation is not None and len(result.validation.checks) == 3
     assert max(check.max_abs_error for check in result.validation.checks) <= 5e-4
-    told = read_manifest(tmp_path / "out")["multimodal"]
-    assert told["input_features"]["shape"][1] == "T" and told["rows_per_segment"] == rows
+    processed = read_manifest(tmp_path / "out")["multimodal"]
+    assert processed["input_features"]["shape"][1] == "T" and processed["rows_per_segment"] == rows
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from generic_export.errors import CaptureError, OptionError, UnknownArchitectureError
-from t2n_llm.check.answers import open_answerer
+from t2n_llm.check.archive_sessions import open_archive_session
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.options import ExportOptions, ValidateOptions
 from t2n_llm.export.pipeline import ExportResult, export_llm, plan_llm_export
@@ -276,7 +276,10 @@ def test_image_rows_enter_the_first_layers(checkpoint: Callable[[str], Path], tm
     assert manifest["graph"]["inputs"][:4] == ["inputs_embeds", *further, "position_ids"]
     assert "zero elsewhere" in manifest["multimodal"]["deepstack"]
     pixels = np.random.default_rng(1).standard_normal((36, 96)).astype(np.float32)
-    with open_answerer(folder / "vision.nnef.tar") as vision, open_answerer(folder / "decoder.nnef.tar") as decoder:
+    with (
+        open_archive_session(folder / "vision.nnef.tar") as vision,
+        open_archive_session(folder / "decoder.nnef.tar") as decoder,
+    ):
         rows = [table[None] for table in vision.answer([pixels])]
         states = [state.at_start(1) for state in recorded_states(manifest)]
         positions = np.broadcast_to(np.arange(9), (3, 1, 9))
@@ -386,7 +389,7 @@ def test_what_is_after_the_end_of_a_recording_is_not_heard(checkpoint: Callable[
     other = features.copy()
     other[..., 17:] = 9  # a position reaches two frames further than its own
     half, whole = (np.arange(24)[None] < end for end in (15, 24))
-    with open_answerer(folder / "audio.nnef.tar") as audio:
+    with open_archive_session(folder / "audio.nnef.tar") as audio:
 
         def heard(sound: np.ndarray, mask: np.ndarray) -> np.ndarray:
             return audio.answer([sound, mask.astype(np.int64)])[0][0, :4]

@@ -53,7 +53,7 @@ def _without_windows(model: Any, image: torch.Tensor) -> torch.Tensor:
 
 def test_one_graph_has_windows_for_every_size(model: Any, tmp_path: Path) -> None:
     family = family_of(model.config)
-    encoder = EncoderModule(model, family.sight(model))
+    encoder = EncoderModule(model, family.encoder(model))
     width = family.pixel_shape[-1]
     archive = export_model_to_nnef(
         encoder,

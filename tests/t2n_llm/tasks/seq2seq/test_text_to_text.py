@@ -16,7 +16,7 @@ from generic_export.read.reading import read_graph_text, signature_of
 from t2n_llm import export_llm
 from t2n_llm.export.pipeline import ExportResult
 from t2n_llm.export.revalidate import validate_folder
-from t2n_llm.runtime.from_source import SourceModel, Wishes
+from t2n_llm.runtime.from_source import GenerationOptions, SourceModel
 from t2n_llm.tasks.names import TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_model import save_tiny_model
 from tests.shallow_models import shallow_model
@@ -189,19 +189,19 @@ def test_text_is_what_transformers_generates(
     config = json.loads((bart / "generation_config.json").read_text()) | settings
     (folder / "generation_config.json").write_text(json.dumps(config))
     model = SourceModel.open(folder)
-    said = "".join(model.text_of(Wishes(max_new_tokens=12, beams=None), text=TEXT))
+    said = "".join(model.text_of(GenerationOptions(max_new_tokens=12, beams=None), text=TEXT))
     assert said == _own(bart, **settings)
 
 
 def test_a_source_of_another_kind_is_refused(exported: Path, tmp_path: Path) -> None:
     model = SourceModel.open(exported)
     with pytest.raises(OptionError, match="exported for text2text-generation"):
-        list(model.text_of(Wishes(), audio=tmp_path / "speech.wav"))
+        list(model.text_of(GenerationOptions(), audio=tmp_path / "speech.wav"))
 
 
 def test_beams_need_a_cache_that_is_given(stateful: ExportResult) -> None:
     with pytest.raises(EngineLoadError, match="Export without --stateful"):
-        list(SourceModel.open(stateful.output_dir).text_of(Wishes(beams=2), text=TEXT))
+        list(SourceModel.open(stateful.output_dir).text_of(GenerationOptions(beams=2), text=TEXT))
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,12 @@ from t2n_llm.runtime.generate import ExportedModel
 from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.tasks.multimodal.family import TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
-from t2n_llm.tasks.multimodal.processor import PromptProcessor, SensedPrompt, kind_of, row_counts
-from t2n_llm.tasks.multimodal.running import Pipeline, SensedText, open_pipeline
+from t2n_llm.tasks.multimodal.processor import MultimodalPrompt, PromptProcessor, kind_of, row_counts
+from t2n_llm.tasks.multimodal.running import MultimodalText, Pipeline, open_pipeline
 
 
 @dataclass(frozen=True)
-class SensingModel:
+class MultimodalModel:
     """An export folder of a model that sees or hears.
 
     Attributes:
@@ -53,7 +53,7 @@ class SensingModel:
     states: tuple[StateTensor, ...]
 
     @staticmethod
-    def open(folder: Path, *, device: str = "cpu", prefill_chunk: int | None = None) -> SensingModel:
+    def open(folder: Path, *, device: str = "cpu", prefill_chunk: int | None = None) -> MultimodalModel:
         """Open an export folder.
 
         Args:
@@ -83,7 +83,7 @@ class SensingModel:
             never=(processor.family.image_token_id,),
         )
         archives = {role: folder / part["archive"] for role, part in manifest["archives"].items()}
-        return SensingModel(language, processor, archives, recorded_states(manifest))
+        return MultimodalModel(language, processor, archives, recorded_states(manifest))
 
     def prompt(
         self,
@@ -94,7 +94,7 @@ class SensingModel:
         system: str | None = None,
         chat: bool = True,
         variables: Mapping[str, Any] | None = None,
-    ) -> SensedPrompt:
+    ) -> MultimodalPrompt:
         """Return a prompt about files.
 
         Args:
@@ -128,7 +128,7 @@ class SensingModel:
         return kind_of(self._family)
 
     @contextmanager
-    def opened(self, prompt: SensedPrompt) -> Iterator[HeldTokens]:
+    def opened(self, prompt: MultimodalPrompt) -> Iterator[HeldTokens]:
         """Yield what reads a prompt, whose images have been seen; the engine ends with the `with` block.
 
         Raises:
@@ -140,7 +140,7 @@ class SensingModel:
             yield HeldTokens(lambda: pipeline.begin(prompt.ids, prompt.images, prompt.frames), chunks)
 
     @contextmanager
-    def conversing(self, variables: Mapping[str, Any] | None = None) -> Iterator[SensedReader]:
+    def conversing(self, variables: Mapping[str, Any] | None = None) -> Iterator[MultimodalReader]:
         """Yield what reads conversations; the engine ends with the `with` block.
 
         Args:
@@ -152,7 +152,7 @@ class SensingModel:
         """
         template = ChatTemplate.of(self.language.tokenizer, self.language.folder, variables)
         with self._pipeline() as pipeline:
-            yield SensedReader(self.processor, pipeline, template, self._chunks)
+            yield MultimodalReader(self.processor, pipeline, template, self._chunks)
 
     @contextmanager
     def _pipeline(self) -> Iterator[Pipeline]:
@@ -170,7 +170,7 @@ class SensingModel:
         return self.processor.family
 
 
-class SensedReader:
+class MultimodalReader:
     """Reads conversations about files: see `ConversationReader`. Images that the engine has read are not looked at again."""
 
     def __init__(self, processor: PromptProcessor, pipeline: Pipeline, template: ChatTemplate, chunks: Chunks) -> None:
@@ -182,7 +182,7 @@ class SensedReader:
             chunks: how many tokens are read at once.
         """
         self._processor, self._pipeline, self._template = processor, pipeline, template
-        self._prompt = SensedPrompt((), ())
+        self._prompt = MultimodalPrompt((), ())
         self.held = HeldTokens(self._begin, chunks)
 
     def of_messages(
@@ -203,9 +203,9 @@ class SensedReader:
         """See `ConversationReader`."""
         if self._processor.family.image_token_id in ids:
             raise OptionError("the prompt has the token that stands for an image.", "Send images in a chat.")
-        return self._reading(SensedPrompt(tuple(ids), ()))
+        return self._reading(MultimodalPrompt(tuple(ids), ()))
 
-    def _reading(self, prompt: SensedPrompt) -> UnreadText:
+    def _reading(self, prompt: MultimodalPrompt) -> UnreadText:
         whole = self._processor.family.bidirectional_prompts
         left, items = None if whole else left_after(self.held.tokens, prompt.ids), self._items_read()
         # Without tokens there may be no session either: the engine failed, and its text ended with it.
@@ -220,7 +220,7 @@ class SensedReader:
         ends = [0, *accumulate(row_counts(family, self._prompt.images, self._prompt.frames))]
         return ends.index(rows) if rows in ends else None
 
-    def _has_seen(self, prompt: SensedPrompt, items: int) -> bool:
+    def _has_seen(self, prompt: MultimodalPrompt, items: int) -> bool:
         """Say whether the first images of a prompt are those that the engine has read."""
         pairs = zip(prompt.images, self._prompt.images, strict=False)
         return (
@@ -229,18 +229,18 @@ class SensedReader:
             and all(np.array_equal(new, old) for new, old in islice(pairs, items))
         )
 
-    def _start(self, prompt: SensedPrompt) -> None:
+    def _start(self, prompt: MultimodalPrompt) -> None:
         self.held.forget()
         self._continue(prompt, 0)
 
-    def _continue(self, prompt: SensedPrompt, items: int) -> None:
+    def _continue(self, prompt: MultimodalPrompt, items: int) -> None:
         self._prompt = prompt
-        rows = self._pipeline.look(prompt.images[items:], prompt.frames[items:])
+        rows = self._pipeline.encode(prompt.images[items:], prompt.frames[items:])
         self._text.expect(prompt.ids, rows, [image.shape for image in prompt.images])
 
-    def _begin(self) -> SensedText:
+    def _begin(self) -> MultimodalText:
         self._text = self._pipeline.begin((), ())
         return self._text
 
 
-__all__ = ["SensedReader", "SensingModel"]
+__all__ = ["MultimodalModel", "MultimodalReader"]

@@ -36,7 +36,7 @@ _MATRICES: Mapping[str, tuple[str, ...]] = {
 _READS_AS_IT_IS = "t2n::experts"  # an activation is inside: its input cannot be kept smaller
 
 
-def with_islands(
+def with_f32_regions(
     graph: TorchModuleIRGraph, names: Collection[str], largest: Mapping[str, float]
 ) -> tuple[TorchModuleIRGraph, Mapping[str, float]]:
     """Return a graph that computes the same with some tensors in f32, and the magnitudes of its tensors.
@@ -189,4 +189,4 @@ def _times_one(near: TorchOp, given: TensorVariable, made: TensorVariable) -> To
     return replace(near, target=aten.mul.Tensor, args=(given, 1.0), kwargs={}, outputs=(made,))
 
 
-__all__ = ["with_islands"]
+__all__ = ["with_f32_regions"]

@@ -17,9 +17,9 @@ from t2n_llm.export.options import ExportOptions
 from t2n_llm.export.recorded import graph_options_of
 from t2n_llm.graph.interface import recorded_states
 from t2n_llm.runtime.answering import HeldTokens
+from t2n_llm.runtime.multimodal import MultimodalModel
 from t2n_llm.runtime.sampling.options import Sampling
-from t2n_llm.runtime.sensing import SensingModel
-from t2n_llm.tasks.media.sensed import read_image
+from t2n_llm.tasks.media.encoder_input import read_image
 from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.tasks.multimodal.families import family_of
 from t2n_llm.tasks.multimodal.processed import items_of
@@ -29,7 +29,7 @@ from t2n_llm.tasks.names import IMAGE_TEXT_TO_TEXT
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 from tests.shared_folders import SharedFolders
 from tests.t2n_llm.command_line import call, strict_json
-from tests.t2n_llm.runtime.sensing_models import (
+from tests.t2n_llm.runtime.multimodal_models import (
     ENDS,
     export_gemma,
     export_omniasr,
@@ -249,7 +249,7 @@ def test_a_processor_of_another_size_is_refused(llava: Path, pictures: tuple[Pat
 
 
 def test_a_program_asks_about_images(llava: Path, pictures: tuple[Path, Path]) -> None:
-    model = SensingModel.open(llava)
+    model = MultimodalModel.open(llava)
     prompt = model.prompt("w20", images=pictures, system="w30")
     assert [image.shape for image in prompt.images] == [(1, 3, 64, 64)] * 2 and prompt.ids.count(150) == 128
     assert prompt.ids[:2] == (12, 30)

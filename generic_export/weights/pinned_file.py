@@ -49,7 +49,7 @@ class FileIdentity:
         return asdict(self)
 
 
-class HeldFile:
+class PinnedFile:
     """One open file; it is closed when nothing refers to it any more. Threads may read it at the same time.
 
     Attributes:
@@ -107,13 +107,13 @@ class HeldFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process it is opened again; here it is still held against its path."""
-        return HeldFile, (self.path,)
+        return PinnedFile, (self.path,)
 
-    def __deepcopy__(self, memo: object) -> HeldFile:
+    def __deepcopy__(self, memo: object) -> PinnedFile:
         return self
 
 
-def readers_of(files: Iterable[HeldFile]) -> int:
+def readers_of(files: Iterable[PinnedFile]) -> int:
     """Return the permission bits for group and others that all files have: what is made of them gets no more."""
     allowed = _READERS
     for file in files:
@@ -132,7 +132,7 @@ def restrict(folder: Path, readers: int) -> None:
             path.chmod(mode & allowed)
 
 
-def refuse_changed(files: Iterable[HeldFile]) -> None:
+def refuse_changed(files: Iterable[PinnedFile]) -> None:
     """Refuse what was made of files that changed meanwhile.
 
     Raises:
@@ -148,4 +148,4 @@ def refuse_changed(files: Iterable[HeldFile]) -> None:
         )
 
 
-__all__ = ["FileIdentity", "HeldFile", "readers_of", "refuse_changed", "restrict"]
+__all__ = ["FileIdentity", "PinnedFile", "readers_of", "refuse_changed", "restrict"]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from generic_export.errors import ArchiveError, MissingExtraError, OptionError
-from t2n_llm.check.answers import Answerer, open_answerer
+from t2n_llm.check.archive_sessions import ArchiveSession, open_archive_session
 from t2n_llm.tasks.frontends.frontend import FRONTEND
 from t2n_llm.tasks.frontends.waveforms import LENGTHS
 from t2n_llm.tasks.media.sound import read_waveform
@@ -27,7 +27,7 @@ _MASK = "attention_mask"
 
 
 @dataclass(frozen=True)
-class SensedInput:
+class EncoderInput:
     """How a model's input comes to be.
 
     Attributes:
@@ -43,7 +43,7 @@ class SensedInput:
     archive: Path | None = None
 
     @staticmethod
-    def of(folder: Path, manifest: Mapping[str, Any], name: str) -> SensedInput:
+    def of(folder: Path, manifest: Mapping[str, Any], name: str) -> EncoderInput:
         """Read them of a folder's manifest.
 
         Raises:
@@ -51,10 +51,10 @@ class SensedInput:
         """
         record = manifest.get(FRONTEND)
         if record is None or name not in record.get("outputs", ()):
-            return SensedInput(folder, name)
+            return EncoderInput(folder, name)
         if FRONTEND not in manifest.get("archives", {}):
             raise ArchiveError(f"{folder}: its export.json lists no front end archive.", "Export the model again.")
-        return SensedInput(folder, name, record, folder / manifest["archives"][FRONTEND]["archive"])
+        return EncoderInput(folder, name, record, folder / manifest["archives"][FRONTEND]["archive"])
 
     @property
     def sampling_rate(self) -> int:
@@ -99,25 +99,25 @@ class SensedInput:
         return read_waveform(recording, self.sampling_rate)
 
     @contextmanager
-    def opened(self) -> Iterator[Sensing]:
+    def opened(self) -> Iterator[EncoderInputReader]:
         """Yield them ready for use, and stop the front end's engine after the block."""
-        with open_answerer(self.archive) if self.archive is not None else nullcontext() as front:
-            yield Sensing(self, front)
+        with open_archive_session(self.archive) if self.archive is not None else nullcontext() as front:
+            yield EncoderInputReader(self, front)
 
 
 @dataclass(frozen=True)
-class Sensing:
-    """SensedInput in use.
+class EncoderInputReader:
+    """EncoderInput in use.
 
     Attributes:
         senses: of the model.
         front: the front end in the engine; None where there is none.
     """
 
-    senses: SensedInput
-    front: Answerer | None
+    senses: EncoderInput
+    front: ArchiveSession | None
 
-    def heard(self, waveform: np.ndarray) -> np.ndarray:
+    def from_waveform(self, waveform: np.ndarray) -> np.ndarray:
         """Return what the model reads of a waveform f32 [samples], as a batch of one."""
         record = self.senses.record
         if self.front is None or record is None:
@@ -125,7 +125,7 @@ class Sensing:
         lengths = [np.array([len(waveform)], np.int64)] if LENGTHS in record["inputs"] else []
         return self._made(record["outputs"], self.front.answer([waveform[None].astype(np.float32), *lengths]))
 
-    def seen(self, path: Path) -> np.ndarray:
+    def from_image(self, path: Path) -> np.ndarray:
         """Return what the model reads of a picture, as a batch of one."""
         record = self.senses.record
         if self.front is None or record is None or not _is_of_one_size(record["resize"]):
@@ -193,4 +193,4 @@ def read_image(
     return np.asarray(picture)
 
 
-__all__ = ["SensedInput", "Sensing", "read_image"]
+__all__ = ["EncoderInput", "EncoderInputReader", "read_image"]

@@ -1,6 +1,6 @@
 """An archive asked in either engine: arrays in, arrays out; once, or in turns that feed states back.
 
-In: an archive and the engine's name. Out: an `Answerer`, or what begins turns; floats are f32 whatever the archive computes in.
+In: an archive and the engine's name. Out: an `ArchiveSession`, or what begins turns; floats are f32 in every archive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import as_fact
 
 
-class Answerer(Protocol):
+class ArchiveSession(Protocol):
     """One archive in one engine."""
 
     @property
@@ -52,7 +52,7 @@ class NamedArchive:
         inputs, outputs: of its graph, in order.
     """
 
-    asked: Answerer
+    asked: ArchiveSession
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class NamedArchive:
         return dict(zip(self.outputs, self.asked.answer([known[name] for name in self.inputs]), strict=True))
 
 
-class WheelAnswerer:
+class WheelArchiveSession:
     """The pip-installed engine, the archive loaded once."""
 
     def __init__(self, engine: TractWheel, model: LoadedModel) -> None:
@@ -73,12 +73,12 @@ class WheelAnswerer:
         self._model = model
 
     def answer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """See `Answerer.answer`."""
+        """See `ArchiveSession.answer`."""
         given = [as_fact(fact, array) for fact, array in zip(self._model.inputs, inputs, strict=True)]
         return [_widened(array) for array in self._model.run(given)]
 
 
-class CliAnswerer:
+class CliArchiveSession:
     """The `tract` command, one run a question."""
 
     def __init__(self, engine: TractCli, archive: Path) -> None:
@@ -88,13 +88,13 @@ class CliAnswerer:
         self._inputs = [IoFact(each.name, each.datum_type, each.shape) for each in externals]
 
     def answer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """See `Answerer.answer`."""
+        """See `ArchiveSession.answer`."""
         given = [as_fact(fact, array) for fact, array in zip(self._inputs, inputs, strict=True)]
         return [_widened(array) for array in ask_cli(self._engine, self._archive, given, registries=DEFAULT_REGISTRIES)]
 
 
 @contextmanager
-def open_answerer(archive: Path, engine: EngineOptions | None = None) -> Iterator[Answerer]:
+def open_archive_session(archive: Path, engine: EngineOptions | None = None) -> Iterator[ArchiveSession]:
     """Yield an archive ready to be asked, and stop its engine after the block.
 
     Args:
@@ -107,10 +107,10 @@ def open_answerer(archive: Path, engine: EngineOptions | None = None) -> Iterato
     """
     chosen = chosen_engine(engine)
     if isinstance(chosen, TractCli):
-        yield CliAnswerer(chosen, archive)
+        yield CliArchiveSession(chosen, archive)
         return
     with chosen.load(archive) as model:
-        yield WheelAnswerer(chosen, model)
+        yield WheelArchiveSession(chosen, model)
 
 
 NextTurn = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
@@ -123,7 +123,7 @@ many, become those of the next."""
 
 @contextmanager
 def open_turns(archive: Path, engine: EngineOptions | None = None) -> Iterator[OpenTurns]:
-    """Yield what begins turns of an archive, and stop its engine after the block; see `open_answerer`."""
+    """Yield what begins turns of an archive, and stop its engine after the block; see `open_archive_session`."""
     chosen = chosen_engine(engine)
     if isinstance(chosen, TractCli):
         yield partial(_turns_of_command, archive, chosen)
@@ -151,7 +151,7 @@ def _turns_of_command(
     archive: Path, engine: TractCli, held: Mapping[str, np.ndarray], states: Sequence[np.ndarray]
 ) -> NextTurn:
     """Start a series of turns. Each turn runs the command once."""
-    answerer, names = CliAnswerer(engine, archive), signature_of(read_graph_text(archive)).inputs
+    answerer, names = CliArchiveSession(engine, archive), signature_of(read_graph_text(archive)).inputs
     count, kept = len(names) - len(states), list(states)
     given = [name for name in names[:count] if name not in held]
 
@@ -169,4 +169,4 @@ def _widened(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
-__all__ = ["Answerer", "NamedArchive", "NextTurn", "OpenTurns", "open_answerer", "open_turns"]
+__all__ = ["ArchiveSession", "NamedArchive", "NextTurn", "OpenTurns", "open_archive_session", "open_turns"]

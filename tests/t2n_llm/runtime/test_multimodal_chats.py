@@ -18,12 +18,12 @@ from generic_export.errors import EngineError, OptionError
 from t2n_llm.runtime.chat.conversation import HeldConversation
 from t2n_llm.runtime.chat.models import ChatModel
 from t2n_llm.runtime.chat.template import MediaFile, Message
+from t2n_llm.runtime.multimodal import MultimodalReader
 from t2n_llm.runtime.sampling.options import Sampling
-from t2n_llm.runtime.sensing import SensedReader
 from t2n_llm.tasks.media.sound import read_waveform
 from tests.shared_folders import SharedFolders
 from tests.t2n_llm.command_line import Outcome, call, strict_json
-from tests.t2n_llm.runtime.sensing_models import export_gemma, export_qwen2_audio, write_recording
+from tests.t2n_llm.runtime.multimodal_models import export_gemma, export_qwen2_audio, write_recording
 from tests.t2n_llm.runtime.serve.test_serve import _Server
 
 _TOKENS = 5
@@ -106,7 +106,7 @@ def test_what_was_seen_is_not_looked_at_again(llava: Path, pictures: list[Path])
     model, theirs = ChatModel.open(llava), _Theirs(llava)
     looked: list[int] = []
 
-    def answer(reader: SensedReader, files: Sequence[Path], *texts: str) -> tuple[str, int]:
+    def answer(reader: MultimodalReader, files: Sequence[Path], *texts: str) -> tuple[str, int]:
         messages = _asked(files, *texts)
         reading = reader.of_messages(messages, list(files))
         reading.start()
@@ -117,10 +117,10 @@ def test_what_was_seen_is_not_looked_at_again(llava: Path, pictures: list[Path])
         return text, said.account.held_tokens
 
     with model.reader() as reader:
-        assert isinstance(reader, SensedReader)
+        assert isinstance(reader, MultimodalReader)
         pipeline: Any = reader._pipeline
-        look = pipeline.look
-        pipeline.look = lambda pixels, frames=(): looked.append(len(pixels)) or look(pixels, frames)
+        encode = pipeline.encode
+        pipeline.encode = lambda pixels, frames=(): looked.append(len(pixels)) or encode(pixels, frames)
         first, held = answer(reader, pictures[:2], "w20")
         assert held == 0 and sum(looked) == 2
         _, held = answer(reader, pictures[:2], "w20", first, "w21")
