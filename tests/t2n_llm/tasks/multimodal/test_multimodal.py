@@ -200,7 +200,9 @@ def test_models_that_nothing_is_written_for(family: str, atol: float, tmp_path: 
     model = build_tiny_model(family, task=IMAGE_TEXT_TO_TEXT)
     save_tiny_model(model, tmp_path / "model", IMAGE_TEXT_TO_TEXT)
     size = tiny_image_size(model.config)
-    result = exported(tmp_path / "model", tmp_path / "out", image_size=size)
+    # PyTorch's own f32 is 1.3e-4 from its float64 for Gemma 4 unified.
+    tolerance = {"rtol": atol} if family == "gemma4_unified" else {}
+    result = exported(tmp_path / "model", tmp_path / "out", image_size=size, **tolerance)
     assert result.validation is not None
     assert len(result.validation.checks) == 3
     assert max(check.max_abs_error for check in result.validation.checks) <= atol
