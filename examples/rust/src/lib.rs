@@ -12,6 +12,11 @@ use tokenizers::{
 };
 use tract::prelude::*;
 
+#[cfg(feature = "image")]
+pub mod image;
+#[cfg(feature = "image")]
+mod resize;
+
 /// The engine with the model in it, the tokenizer, and what the export says of both.
 pub struct LanguageModel {
     runnable: Runnable,
@@ -22,19 +27,17 @@ pub struct LanguageModel {
     positions: usize,
     /// Tokens that end a text.
     ends: Vec<i64>,
+    /// A token that is never generated: it stands for images.
+    never: Option<i64>,
 }
 
 impl LanguageModel {
     /// Reads an export folder.
     pub fn open(folder: &Path) -> Result<LanguageModel> {
-        let read = |name: &str| {
-            std::fs::read(folder.join(name)).with_context(|| format!("{} cannot be read", folder.join(name).display()))
-        };
-        let manifest = read("export.json")?;
-        let settings = read("generation_config.json").or_else(|_| read("config.json"))?;
+        let manifest = read(folder, "export.json")?;
         let archive = json(&manifest, "export.json")?["archive"].as_str().map(|name| folder.join(name));
         let model = engine()?.load(archive.context("export.json names no archive")?)?;
-        LanguageModel::new(&manifest, &settings, &read("tokenizer.json")?, model)
+        LanguageModel::new(&manifest, &settings(folder)?, &read(folder, "tokenizer.json")?, model)
     }
 
     /// The same from the contents of the files, for those who have no folder; `settings` is generation_config.json,
@@ -43,39 +46,64 @@ impl LanguageModel {
         LanguageModel::new(manifest, settings, tokenizer, engine()?.load_buffer(archive)?)
     }
 
-    fn new(manifest: &[u8], settings: &[u8], tokenizer: &[u8], mut model: Model) -> Result<LanguageModel> {
+    fn new(manifest: &[u8], settings: &[u8], tokenizer: &[u8], model: Model) -> Result<LanguageModel> {
         let manifest = json(manifest, "export.json")?;
-        ensure!(manifest["task"] == "text-generation", "the export is no language model");
+        let task = &manifest["task"];
+        ensure!(task == "text-generation", "the export is for {task}, not for text-generation");
+        LanguageModel::of(&manifest, settings, tokenizer, model, 1)
+    }
+
+    /// The same for a model that takes so many inputs with the states.
+    fn of(
+        manifest: &Value,
+        settings: &[u8],
+        tokenizer: &[u8],
+        mut model: Model,
+        inputs: usize,
+    ) -> Result<LanguageModel> {
         let ends = match &json(settings, "generation_config.json")?["eos_token_id"] {
             Value::Array(several) => several.iter().filter_map(Value::as_i64).collect(),
             one => one.as_i64().into_iter().collect(),
         };
-        let number = |value: &Value| value.as_u64().map(|number| number as usize);
         let rows = manifest["graph"]["prefill"].as_array().context("export.json has no graph.prefill: export again")?;
         let chunks = rows.iter().map(|row| Some((number(&row["past"])?, number(&row["chunk"])?)));
         // Caches that are inputs and outputs of the graph become the engine's own state.
         model.transform("transformers_detect_all")?;
-        let inputs = model.input_count()?;
-        ensure!(inputs == 1, "the archive takes {inputs} inputs: states of a fixed size (Mamba) are not fed back here");
+        let left = model.input_count()?;
+        ensure!(
+            left == inputs,
+            "the archive takes {left} inputs: states of a fixed size (Mamba) are not fed back here"
+        );
         Ok(LanguageModel {
             runnable: model.into_runnable()?,
             tokenizer: Tokenizer::from_bytes(tokenizer).map_err(anyhow::Error::msg)?,
             chunks: chunks.collect::<Option<_>>().context("graph.prefill of export.json is no table")?,
             positions: number(&manifest["model"]["max_position_embeddings"]).unwrap_or(usize::MAX),
             ends,
+            never: None,
         })
     }
 
     /// Reads a prompt; its answer, of at most so many tokens, is made as it is iterated.
     pub fn answer(&self, prompt: &str, most: usize) -> Result<Answer<'_>> {
+        let ids = self.encode(prompt)?;
+        self.begin(&ids, most, Box::new(|ids| Ok(vec![Tensor::from_slice(&[1, ids.len()], ids)?])))
+    }
+
+    fn encode(&self, prompt: &str) -> Result<Vec<i64>> {
         let encoding = self.tokenizer.encode(prompt, true).map_err(anyhow::Error::msg)?;
-        let ids: Vec<i64> = encoding.get_ids().iter().map(|&id| id as i64).collect();
+        Ok(encoding.get_ids().iter().map(|&id| id as i64).collect())
+    }
+
+    /// Reads the tokens of a prompt.
+    fn begin<'model>(&'model self, ids: &[i64], most: usize, inputs: Inputs<'model>) -> Result<Answer<'model>> {
         let (count, positions) = (ids.len(), self.positions);
         ensure!(count > 0, "the prompt has no token");
         ensure!(count < positions, "the prompt has {count} tokens, the model {positions} positions");
         let mut answer = Answer {
             model: self,
             prompt: count,
+            inputs,
             state: self.runnable.spawn_state()?,
             held: 0,
             logits: vec![],
@@ -83,7 +111,7 @@ impl LanguageModel {
             left: most.min(positions - count),
             text: self.tokenizer.decode_stream(true),
         };
-        answer.read(&ids)?;
+        answer.read(ids)?;
         Ok(answer)
     }
 }
@@ -101,6 +129,18 @@ fn engine() -> Result<Nnef> {
     tract::nnef()?.with_tract_extra()?.with_tract_transformers()
 }
 
+fn read(folder: &Path, name: &str) -> Result<Vec<u8>> {
+    std::fs::read(folder.join(name)).with_context(|| format!("{} cannot be read", folder.join(name).display()))
+}
+
+fn settings(folder: &Path) -> Result<Vec<u8>> {
+    read(folder, "generation_config.json").or_else(|_| read(folder, "config.json"))
+}
+
+fn number(value: &Value) -> Option<usize> {
+    value.as_u64().map(|number| number as usize)
+}
+
 fn json(text: &[u8], name: &str) -> Result<Value> {
     serde_json::from_slice(text).with_context(|| format!("{name} is no JSON"))
 }
@@ -108,11 +148,15 @@ fn json(text: &[u8], name: &str) -> Result<Value> {
 type Text<'model> =
     DecodeStream<'model, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
+/// Makes the inputs of the engine for the next tokens.
+type Inputs<'model> = Box<dyn FnMut(&[i64]) -> Result<Vec<Tensor>> + 'model>;
+
 /// One answer: an item for each token, with the text that it completes, which may be none (a character of several tokens).
 pub struct Answer<'model> {
     model: &'model LanguageModel,
     /// How many tokens the prompt has.
     pub prompt: usize,
+    inputs: Inputs<'model>,
     state: State,
     /// How many tokens the engine's state holds.
     held: usize,
@@ -155,11 +199,14 @@ impl Answer<'_> {
         while !rest.is_empty() {
             let chunk = self.model.chunks.iter().rev().find(|(past, _)| *past <= self.held);
             let (piece, later) = rest.split_at(rest.len().min(chunk.context("no chunk")?.1));
-            let outputs = self.state.run([Tensor::from_slice(&[1, piece.len()], piece)?])?;
+            let outputs = self.state.run((self.inputs)(piece)?)?;
             let whole = outputs[0].convert_to(DatumType::F32)?;
             let (shape, values) = whole.as_shape_and_slice::<f32>()?;
             self.logits = values[values.len() - shape[shape.len() - 1]..].to_vec();
             (self.held, rest) = (self.held + piece.len(), later);
+        }
+        if let Some(token) = self.model.never {
+            self.logits[token as usize] = f32::NEG_INFINITY;
         }
         Ok(())
     }
