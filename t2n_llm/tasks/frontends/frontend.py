@@ -20,6 +20,7 @@ from t2n_llm.source.empty_model import take_buffers
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.channel import channel, channel_of_hops
 from t2n_llm.tasks.frontends.clap import clap_decibels
+from t2n_llm.tasks.frontends.gemma import gemma_3n_log_mel, gemma_4_log_mel
 from t2n_llm.tasks.frontends.kaldi import joined_bank, spectrogram_transformer_bank, utterance_bank
 from t2n_llm.tasks.frontends.kind import FrontEnd
 from t2n_llm.tasks.frontends.nemo import streaming_log_mel, utterance_log_mel
@@ -45,6 +46,8 @@ _KINDS: Mapping[str, _Maker] = {
     "SeamlessM4TFeatureExtractor": joined_bank,
     "ParakeetFeatureExtractor": utterance_log_mel,
     "NemotronAsrStreamingFeatureExtractor": streaming_log_mel,
+    "Gemma3nAudioFeatureExtractor": gemma_3n_log_mel,
+    "Gemma4AudioFeatureExtractor": gemma_4_log_mel,
     "ClapFeatureExtractor": clap_decibels,
     "EncodecFeatureExtractor": channel,
     "DacFeatureExtractor": channel_of_hops,
