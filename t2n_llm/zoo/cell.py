@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from generic_export.errors import T2NError
 from generic_export.inference_target.tract.engines.wheel_process import reuse_workers
-from t2n_llm.tasks.names import IMAGE_TEXT_TO_TEXT, TEXT_GENERATION
+from t2n_llm.tasks.names import IMAGE_TEXT_TO_TEXT, MULTIMODAL, TEXT_GENERATION
 from t2n_llm.zoo.configs import TinyConfigError
 from t2n_llm.zoo.verdict import FAILED, FULL_SIZE, NOT_RUNNABLE, RIGHT, SUITE_COLUMNS, WRONG, Cell, CellVerdict, Check
 
@@ -171,12 +171,15 @@ class _Trial:
             return None
         from t2n_llm.tasks.heads.table import HEADS
         from t2n_llm.zoo.float64 import float64_report, head_float64_report
+        from t2n_llm.zoo.float64_prompts import prompts_float64_report
 
         try:
             if self.cell.task in HEADS:
                 second = head_float64_report(self.folder / "model", export, self.cell.task)
             elif self.cell.task == TEXT_GENERATION:
                 second = float64_report(self.folder / "model", export, self.cell.decode_steps)
+            elif self.cell.task in MULTIMODAL:
+                second = prompts_float64_report(self.folder / "model", export, self.cell.task)
             else:
                 return None
         except Exception:  # whatever PyTorch cannot do in float64

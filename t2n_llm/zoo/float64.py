@@ -80,10 +80,10 @@ def head_float64_report(checkpoint: Path, export: Path, task: str) -> Validation
     with torch.no_grad():
         single = [_asked(model, case, pooling, torch.float32) for case in cases]
         model.double()
-        with _Doubled():
+        with Doubled():
             expected = [_asked(model, case, pooling, torch.float64) for case in cases]
     steps = [step for each in zip(cases, single, expected, strict=True) for step in compared(head, outputs, *each)]
-    tolerance = _no_stricter_than(max(step.max_abs_error / step.scale for step in steps))
+    tolerance = no_stricter_than(max(step.max_abs_error / step.scale for step in steps))
     with open_archive_session(archive_in(export, manifest)) as answerer:
         return check_head(answerer, head, outputs, "f32", cases, expected, tolerance=tolerance)
 
@@ -95,7 +95,7 @@ def _asked(model: Any, case: HeadCase, pooling: Pooling | None, dtype: torch.dty
     return {name: tensor.double().numpy() for name, tensor in answers.items()}
 
 
-def _no_stricter_than(own: float) -> Tolerance:
+def no_stricter_than(own: float) -> Tolerance:
     """Return the tolerance of f32 beside a reference that is itself `own` of the largest value off."""
     usual = Tolerance.for_dtype("f32")
     return replace(usual, rtol=max(usual.rtol, min(AS_FAR_OFF * own, NO_JUDGE)))
@@ -119,13 +119,13 @@ def _in_float64(model: Any, reference: ReferenceRun) -> ReferenceRun:
 
 def _one_pass(model: Any, ids: Sequence[int]) -> np.ndarray:
     """Return the logits [S, vocab] of tokens that are given all at once."""
-    with torch.no_grad(), _Doubled():
+    with torch.no_grad(), Doubled():
         conversation = state_form(model).conversation(model, windowed=False)
         logits: np.ndarray = conversation.answer(torch.tensor([list(ids)]))[0].numpy()
     return logits
 
 
-class _Doubled(TorchDispatchMode):
+class Doubled(TorchDispatchMode):
     """Makes float64 of what a model asks to have in f32 (norms, softmax, routers, recurrences)."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -135,4 +135,4 @@ class _Doubled(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-__all__ = ["AS_FAR_OFF", "NO_JUDGE", "float64_report", "head_float64_report"]
+__all__ = ["AS_FAR_OFF", "NO_JUDGE", "Doubled", "float64_report", "head_float64_report", "no_stricter_than"]

@@ -12,6 +12,7 @@ from t2n_llm import export_llm
 from t2n_llm.check.agreement import ValidationReport
 from t2n_llm.zoo.cell import run_cell
 from t2n_llm.zoo.float64 import float64_report, head_float64_report
+from t2n_llm.zoo.float64_prompts import prompts_float64_report
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model
 from t2n_llm.zoo.verdict import RIGHT, Cell, CellVerdict
 from tests.t2n_llm.zoo.attention_families import changed_config
@@ -95,6 +96,16 @@ def test_one_pass_without_doubt_has_the_usual_tolerance(tmp_path: Path) -> None:
     report = head_float64_report(*_exported("bert", tmp_path, "fill-mask", num_hidden_layers=1), "fill-mask")
     assert report.passed
     assert report.tolerance.rtol == 1e-4
+
+
+def test_prompts_with_images(tmp_path: Path) -> None:
+    task = "image-text-to-text"
+    checkpoint, export = _exported("llava", tmp_path, task)
+    report = prompts_float64_report(checkpoint, export, task)
+    _agree(report)
+    assert report.tolerance.rtol == 1e-4
+    save_tiny_model(build_tiny_model("llava", seed=1, task=task), tmp_path / "other", task)
+    assert not prompts_float64_report(tmp_path / "other", export, task).passed
 
 
 def _exported(family: str, folder: Path, task: str = "text-generation", **changes: Any) -> Exported:
