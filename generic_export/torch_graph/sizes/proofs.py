@@ -236,7 +236,7 @@ def _without_steps(expr: sympy.Expr) -> sympy.Expr | None:
     if not kinds or None in bounded:
         return None
     least = sympy.expand(sympy.Add(*bounded))
-    whole = sympy.ilcm(1, *(number.q for number in least.atoms(sympy.Rational)))
+    whole = sympy.ilcm(1, 1, *(number.q for number in least.atoms(sympy.Rational)))
     return sympy.expand(whole * least) + whole - 1  # an integer above -1 is none below 0
 
 

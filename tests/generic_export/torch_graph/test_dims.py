@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 import sympy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 
@@ -74,6 +74,7 @@ expressions = st.recursive(
 
 @settings(deadline=None)  # sympy's first call takes its time
 @given(expressions, st.integers(0, 40), st.integers(0, 40))
+@example(sympy.Max(S + 1, Mod(P, 2)), 1, 1)
 def test_text_has_the_value_of_the_expression(expr: sympy.Expr, s: int, p: int) -> None:
     assert evaluate_text(dim_text(expr), s, p) == evaluate_dim(simplify_dim(expr), {"S": s, "P": p})
 

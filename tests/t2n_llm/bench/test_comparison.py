@@ -16,7 +16,7 @@ from t2n_llm.bench.compared_engines.protocol import Turns
 from t2n_llm.bench.comparison import ComparisonPlan, Point, Samples, SpeedComparison, SpeedRun, compare
 from t2n_llm.cli.comparison import Grid, plot_comparison
 from tests.systems import needs_posix
-from tests.t2n_llm.bench.engine_programs import llama_cpp_lacks
+from tests.t2n_llm.bench.engine_programs import NEEDS_CLI, llama_cpp_lacks
 from tests.t2n_llm.command_line import RunningCommand, call, refused, strict_json
 from tests.trained_model import REAL_MODEL
 
@@ -73,8 +73,12 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_loaded(real_expor
     refused(call(*against, "--depth", "64,x"), "'x' is not a number")
     refused(call(*against, "--pp", "0"), "prefills is (0,)")
     refused(call("bench", real_export, "--against", "onnxruntime", "--device", "cuda"), "on the CPU")
-    refused(call(*against, "--engine", "cli"), "tract from pip")
     refused(call("bench", real_export, "--against", "torch", "--against", "torch"), "is listed twice")
+
+
+@NEEDS_CLI
+def test_other_engines_are_compared_with_tract_from_pip(real_export: Path) -> None:
+    refused(call("bench", real_export, "--against", "torch", "--engine", "cli"), "tract from pip")
 
 
 @pytest.mark.parametrize("end", [pytest.param("ctrl-c", marks=needs_posix), "kill"])
