@@ -251,9 +251,8 @@ def _attention_forward(
     if unknown:
         raise CaptureError(f"{type(module).__name__}: explicit attention does not support {unknown[0]!r}.")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    if is_sure(query.shape[0] == 1) and not is_sure(
-        key.shape[0] == 1
-    ):  # one set of queries for all keys (Granite Speech)
+    if is_sure(query.shape[0] == 1) and not is_sure(key.shape[0] == 1):
+        # One set of queries for all keys (Granite Speech).
         query = query.expand(key.shape[0], -1, -1, -1)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if indices is not None:

@@ -35,7 +35,7 @@ _HEARING = frozenset(
         *("vibevoice", "vibevoice_asr", "voxtral", "voxtral_realtime"),
     }
 )
-_HEARING_AND_SEEING = frozenset({"gemma3n", "gemma4"})  # audio-text-to-text where the user asks for it
+_HEARING_AND_SEEING = frozenset({"gemma3n", "gemma4"})  # audio-text-to-text only if --task says so
 # Encoder-decoders of images; the rest of the mapping is image-text-to-text.
 _CAPTIONING = frozenset({"blip", "florence2", "git", "pix2struct", "pp_formulanet", "udop", "vision-encoder-decoder"})
 

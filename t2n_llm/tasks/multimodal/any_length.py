@@ -142,9 +142,8 @@ class AnyLengthSound:
         if self.mask_name is None or self.mask_name not in processed:
             return tuple(batch[index : index + 1] for index in range(len(batch)))
         lengths = (processed[self.mask_name] > 0).sum(axis=1)
-        return tuple(
-            np.take(batch[index : index + 1], np.arange(length), axis=self.axis) for index, length in enumerate(lengths)
-        )
+        recordings = zip(np.split(batch, len(batch)), lengths, strict=True)
+        return tuple(np.split(recording, [length], self.axis)[0] for recording, length in recordings)
 
 
 def fills_up_sound(network: Any) -> bool:

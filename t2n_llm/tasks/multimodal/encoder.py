@@ -1,4 +1,4 @@
-"""The encoder of images or sound as a module: what a `Encoder` describes, with the values that a capture may decide by."""
+"""The encoder of images or sound as a module: what an `Encoder` describes, with the values that a capture may decide by."""
 
 from __future__ import annotations
 

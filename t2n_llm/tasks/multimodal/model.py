@@ -192,7 +192,7 @@ def _captured(part: ModelGraph, family: Family, options: GraphOptions) -> ModelG
     try:
         return capture_model(part, options)
     except CaptureError as error:
-        if part.role == family.medium.role and family.free_axes:
+        if part.role == family.medium.role and family.free_axes and not family.medium.hears:
             error.hint = (
                 f"{error.hint or ''} Or fix the size of images, such as --image-size {DEFAULT_IMAGE_SIZE}.".strip()
             )

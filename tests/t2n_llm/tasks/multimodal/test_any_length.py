@@ -55,7 +55,7 @@ def test_a_batch_is_split_where_its_recordings_end() -> None:
 
 @pytest.mark.parametrize(("family", "rows"), [("gemma4", "(T+3)/4"), ("fun_asr_nano", "T")])
 def test_models_hear_recordings_of_any_length(family: str, rows: str, tmp_path: Path) -> None:
-    """The check asks about a recording, two of other lengths, and text alone."""
+    """The check runs a prompt with one recording, one with two of other lengths, and text alone."""
     save_tiny_model(build_tiny_model(family, task=AUDIO_TEXT_TO_TEXT), tmp_path / "model", AUDIO_TEXT_TO_TEXT)
     result = exported(tmp_path / "model", tmp_path / "out", task=AUDIO_TEXT_TO_TEXT)
     assert result.validation is not None and len(result.validation.checks) == 3
