@@ -56,7 +56,7 @@ def quantized_again(graph: StoredGraph) -> str | None:
 
 
 def _in_checkpoint(source: TensorSource) -> TensorSource:
-    """Return a source as the checkpoint has it, whatever is done to it on the way."""
+    """Return the checkpoint's tensor behind a source that casts, renames or permutes it."""
     while isinstance(source, CastTensor | RenamedTensor | PermutedTensor):
         source = source.source
     return source

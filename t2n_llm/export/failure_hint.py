@@ -33,7 +33,7 @@ NOTHING_LEFT = "Nothing was left behind"
 
 
 def find_stale_exports(target: Path) -> tuple[Path, ...]:
-    """Return the unfinished folders beside `target` that nobody works on any more."""
+    """Return the unfinished folders beside `target` that no running process owns."""
     found = []
     for place in (target.absolute(), calibration_target(target.absolute())):
         for staging, owner in claim_abandoned(place, OWNER_SUFFIX):

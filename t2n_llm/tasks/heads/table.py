@@ -248,7 +248,7 @@ def kind_of(head: Head, config: Any) -> ModelKind:
 
 
 def _encoder(head: Head, config: Any) -> ModelKind:
-    """Return the encoder alone of an encoder-decoder that transformers has one for (T5): the whole wants a text to answer with."""
+    """Return the encoder of an encoder-decoder, if transformers has a class for it (T5): the whole takes a target text, too."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES as ENCODERS
 
     alone = ENCODERS.get(config.model_type, "").endswith("EncoderModel")
