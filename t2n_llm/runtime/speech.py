@@ -17,6 +17,7 @@ from generic_export.errors import OptionError
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.manifest_form import require_said
+from t2n_llm.runtime.chat.template import ChatTemplate
 from t2n_llm.source.hub import load_tokenizer
 from t2n_llm.tasks.speech.arrays import Draws
 from t2n_llm.tasks.speech.plan import TEXT, WAVEFORM, Speaker, SpeechPlan
@@ -79,7 +80,7 @@ class SpeakingModel:
             OptionError: the text is empty or too long, or there is no such speaker.
             EngineError: the engine failed.
         """
-        ids = np.array([self.tokenizer(text)["input_ids"]], np.int64)
+        ids, words = self._read(text)
         most = self.plan.most_tokens
         if not ids.size:
             raise OptionError("the text has no tokens.", "Use a text with letters that the model knows.")
@@ -89,8 +90,18 @@ class SpeakingModel:
             )
         voice = voice_of(self.plan.speaker, speaker)
         with open_speech(self.archives, self.plan, EngineOptions(device=self.device)) as model:
-            waveform: np.ndarray = model.spoken(ids, voice, Draws(seed))[WAVEFORM][0]
+            waveform: np.ndarray = model.spoken(ids, voice, Draws(seed), words=words)[WAVEFORM][0]
         return waveform
+
+    def _read(self, text: str) -> tuple[np.ndarray, int]:
+        """Return the tokens i64 [1, S] of a text, and how many words it has."""
+        left_out = self.plan.left_out
+        if left_out is None or not getattr(self.tokenizer, "chat_template", None):
+            return np.array([self.tokenizer(text)["input_ids"]], np.int64), len(text.split())
+        message = {"role": "user", "content": [{"type": "text", "text": text}]}
+        written = ChatTemplate.of(self.tokenizer, self.folder).written([message])
+        ids = [token for token in written.ids if token not in left_out]
+        return np.array([ids], np.int64), len(self.tokenizer.decode(ids, skip_special_tokens=True).split())
 
 
 def voice_of(speaker: Speaker | None, given: str | None) -> np.ndarray | None:
@@ -108,7 +119,7 @@ def voice_of(speaker: Speaker | None, given: str | None) -> np.ndarray | None:
             raise OptionError("the model has one voice.", "Omit --speaker.")
         return None
     if speaker.width is not None:
-        return _vector(speaker.width, given)
+        return _vectors(speaker.width, given, rows=speaker.rows)
     count = speaker.count or 1
     number = int(given) if given is not None and given.isdecimal() else 0 if given is None else -1
     if not 0 <= number < count:
@@ -116,17 +127,21 @@ def voice_of(speaker: Speaker | None, given: str | None) -> np.ndarray | None:
     return np.array([number], np.int64)
 
 
-def _vector(width: int, given: str | None) -> np.ndarray:
-    hint = f"Pass --speaker FILE.npy with {width} numbers, such as an x-vector of the model's data set."
+def _vectors(width: int, given: str | None, *, rows: bool) -> np.ndarray:
+    """Return a vector f32 [1, width], or [1, V, width] with rows."""
+    wanted = f"rows of {width} floats" if rows else f"{width} floats"
+    example = "the latents that the model's audio tokenizer makes of a voice" if rows else "an x-vector of the model's data set"
+    hint = f"Pass --speaker FILE.npy with {wanted}, such as {example}."
     if given is None:
-        raise OptionError("the model speaks with the voice of a vector, and none was given.", hint)
+        raise OptionError("the model speaks with the voice of a file, and none was given.", hint)
     try:
         vector = np.load(given, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise OptionError(f"--speaker {given}: cannot be read as an .npy file.", hint) from error
-    if not isinstance(vector, np.ndarray) or vector.size != width or vector.dtype.kind != "f":
-        raise OptionError(f"--speaker {given}: it does not hold {width} floats.", hint)
-    return vector.astype(np.float32).reshape(1, width)
+    fits = isinstance(vector, np.ndarray) and vector.size > 0 and vector.dtype.kind == "f"
+    if not fits or (vector.shape[-1] != width if rows else vector.size != width):
+        raise OptionError(f"--speaker {given}: it does not hold {wanted}.", hint)
+    return vector.astype(np.float32).reshape(1, *((-1,) if rows else ()), width)
 
 
 __all__ = ["SpeakingModel", "voice_of"]

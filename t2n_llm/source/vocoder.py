@@ -1,4 +1,4 @@
-"""A vocoder beside a model of spectrograms: a HiFi-GAN of its own, with a config and weights.
+"""A vocoder beside a model of spectrograms or of a codec's latents: a HiFi-GAN or the codec, with a config and weights.
 
 In: a folder. Out: a `Vocoder`; transformers has no Auto class for these, so its architecture names the class.
 """
@@ -14,7 +14,8 @@ from generic_export.errors import SourceError, UnknownArchitectureError
 from generic_export.weights.checkpoint import Checkpoint, open_checkpoint
 from t2n_llm.source.empty_model import ModelKind
 
-_CLASSES = ("SpeechT5HifiGan", "FastSpeech2ConformerHifiGan")
+HIFI_GANS = ("SpeechT5HifiGan", "FastSpeech2ConformerHifiGan")
+CODECS = ("PocketTTSAudioTokenizerModel",)
 _CONFIG = "config.json"
 
 
@@ -68,9 +69,9 @@ class Vocoder:
             raise SourceError(
                 f"{name}: its {_CONFIG} names no vocoder.", "Use a vocoder such as microsoft/speecht5_hifigan."
             ) from error
-        if architecture not in _CLASSES:
+        if architecture not in HIFI_GANS + CODECS:
             raise UnknownArchitectureError(
-                f"{name}: {architecture} is no vocoder that is supported.", f"Supported: {', '.join(_CLASSES)}."
+                f"{name}: {architecture} is no vocoder that is supported.", f"Supported: {', '.join(HIFI_GANS + CODECS)}."
             )
         import transformers
 
@@ -78,4 +79,4 @@ class Vocoder:
         return Vocoder(name, folder, revision, config, architecture, open_checkpoint(folder))
 
 
-__all__ = ["Vocoder"]
+__all__ = ["CODECS", "HIFI_GANS", "Vocoder"]

@@ -214,6 +214,24 @@ _CONFORMER: Mapping[str, Any] = {
     "kernel_size": 7,
 }
 
+_OF_LATENTS: Mapping[str, Any] = {
+    "latent_dim": 32,
+    "flow_head_config": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "latent_dim": 32,
+        "condition_dim": 64,
+        "frequency_embedding_size": 32,
+    },
+}
+
+
+def _of_sound(first: int) -> Mapping[str, int]:
+    """Return the tokens that stand for sound, one after another."""
+    names = ("audio_prompt_token_id", "audio_bos_token_id", "audio_latent_token_id")
+    return {name: first + number for number, name in enumerate(names)}
+
+
 # What other tasks than text generation need beside `OVERRIDES`.
 TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     **_SEEING,
@@ -227,6 +245,9 @@ TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     },
     "fastspeech2_conformer_hifigan": {**_HIFIGAN, "model_in_dim": 16},
     "speecht5_hifigan": _HIFIGAN,
+    "pocket_tts": {**_OF_LATENTS, "audio_prompt_bos_token_id": VOCABULARY - 4, **_of_sound(VOCABULARY - 3)},
+    "gradium_phonon_tts": {**_OF_LATENTS, "num_key_value_heads": 4, **_of_sound(4)},  # its files have thirds of projections
+    "pocket_tts_audio_tokenizer": {"upsample_groups": 64, "num_filters": 4, "latent_dim": 32},
     "vits": {
         **_HIFIGAN,
         "flow_size": 32,

@@ -31,6 +31,7 @@ _CLIPPED_AT = 2.0
 _FIRST_TOKEN = 3
 _OTHER_SEED = 1000
 _VOCODER, _VOCODER_CLASS = "speecht5_hifigan", "SpeechT5HifiGan"
+_CODEC, _CODEC_CLASS = "pocket_tts_audio_tokenizer", "PocketTTSAudioTokenizerModel"
 _SURE = 3e-5  # of the largest value: what f32 may be off by in a model that is worth comparing
 
 
@@ -161,10 +162,16 @@ def _clip(model: Any) -> None:
 
 
 def _begin_somewhere(model: Any) -> None:
-    """Say which token decoding begins with, where an encoder-decoder's defaults do not."""
+    """Say how generation begins where a model's defaults do not: with which token, or with noise."""
     generation = getattr(model, "generation_config", None)
     if model.config.is_encoder_decoder and generation is not None and generation.decoder_start_token_id is None:
         generation.decoder_start_token_id = _FIRST_TOKEN
+    if generation is not None and _makes_latents(model):  # as checkpoints have it: without noise, all speech of a text is the same
+        generation.do_sample, generation.temperature = True, 0.7
+
+
+def _makes_latents(model: Any) -> bool:
+    return hasattr(model.config, "flow_head_config")
 
 
 def _neutral(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,7 +201,7 @@ def save_tiny_model(model: Any, folder: Path, task: str = TEXT_GENERATION, archi
 
 
 def save_tiny_vocoder(model: Any, folder: Path, task: str, seed: int = 0) -> bool:
-    """Write a vocoder for a model that makes spectrograms.
+    """Write a vocoder for a model that makes spectrograms or a codec's latents.
 
     Args:
         model: as `build_tiny_model` makes it.
@@ -205,7 +212,12 @@ def save_tiny_vocoder(model: Any, folder: Path, task: str, seed: int = 0) -> boo
     Returns:
         Whether the model is one.
     """
-    if task != TEXT_TO_AUDIO or model.config.model_type not in mapping_of("FOR_TEXT_TO_SPECTROGRAM"):
+    if task != TEXT_TO_AUDIO:
+        return False
+    if _makes_latents(model):
+        _settled(tiny_config(_CODEC, task), _CODEC_CLASS, seed).save_pretrained(folder)
+        return True
+    if model.config.model_type not in mapping_of("FOR_TEXT_TO_SPECTROGRAM"):
         return False
     config = tiny_config(_VOCODER, task)
     config.model_in_dim = model.config.num_mel_bins

@@ -14,6 +14,7 @@ from generic_export.errors import ArchiveError
 
 SETTINGS_FILE = "generation_config.json"
 _CONFIG_FILE = "config.json"
+_PROCESSOR_FILE = "processor_config.json"
 _DECODERS = ("decoder", "generator", "text_config")  # where a config of several models has its decoder's
 
 # What `generate()` does and this package does not, by the value that means nothing.
@@ -56,6 +57,15 @@ def generation_settings(folder: Path) -> dict[str, Any]:
     return tokens | _said(_read(folder / SETTINGS_FILE))
 
 
+def processor_settings(folder: Path) -> dict[str, Any]:
+    """Return what a model's folder says of its processor.
+
+    Raises:
+        ArchiveError: `processor_config.json` is no JSON object.
+    """
+    return _said(_read(folder / _PROCESSOR_FILE))
+
+
 def not_followed(settings: Mapping[str, Any], *, sampled: bool, beams: bool) -> dict[str, Any]:
     """Return the settings that ask for something that is not done here, by name.
 
@@ -90,4 +100,4 @@ def _said(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if value is not None}
 
 
-__all__ = ["SETTINGS_FILE", "end_tokens", "generation_settings", "not_followed"]
+__all__ = ["SETTINGS_FILE", "end_tokens", "generation_settings", "not_followed", "processor_settings"]

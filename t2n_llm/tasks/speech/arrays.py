@@ -12,6 +12,9 @@ import numpy as np
 from t2n_llm.tasks.speech.plan import NORMAL, UP, Durations, Noise, SpeechPlan
 
 
+_ROWS = 5  # of a voice, in checks
+
+
 class Draws:
     """Random numbers, the same for the same seed."""
 
@@ -45,9 +48,9 @@ def typical_speaker(plan: SpeechPlan) -> np.ndarray | None:
     speaker = plan.speaker
     if speaker is None:
         return None
-    return (
-        np.array([(speaker.count or 1) - 1], np.int64) if speaker.width is None else Draws(0).normal((1, speaker.width))
-    )
+    if speaker.width is None:
+        return np.array([(speaker.count or 1) - 1], np.int64)
+    return Draws(0).normal((1, *((_ROWS,) if speaker.rows else ()), speaker.width))
 
 
 def frames_of_tokens(rule: Durations, durations: np.ndarray) -> np.ndarray:

@@ -19,12 +19,11 @@ from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.reference import CHECK_TEXT
 from t2n_llm.tasks.speech.arrays import Draws, typical_speaker
 from t2n_llm.tasks.speech.family import SpeechFamily, Utterance, text_of
-from t2n_llm.tasks.speech.plan import DURATIONS, FRAMES, TEXT, SpeechPlan
+from t2n_llm.tasks.speech.plan import DURATIONS, FRAMES, STATE, TEXT, SpeechPlan
 from t2n_llm.tasks.speech.running import Forced, open_speech
 
 _LENGTHS = (7, 21)
-_FIRST_ID = 3  # of random texts: those before are padding and the like
-_CROSS = "cross_"
+_KEPT = ("cross_", STATE)  # how the names begin of keys and values that the text's archive makes
 _SMALLEST_SCALE = 0.1  # of waveforms that are nearly silent
 
 
@@ -57,7 +56,8 @@ def plan_texts(family: SpeechFamily, tokenizer: Any | None) -> tuple[SpokenText,
     if tokenizer is not None:
         whole = np.array([tokenizer(CHECK_TEXT)["input_ids"]], np.int64)
     else:
-        whole = generator.integers(_FIRST_ID, family.vocabulary, size=(1, max(_LENGTHS)))
+        tokens = family.text_tokens
+        whole = generator.integers(tokens.start, tokens.stop, size=(1, max(_LENGTHS)))
     return tuple(SpokenText(whole[:, :length], seed) for seed, length in enumerate(_LENGTHS))
 
 
@@ -120,8 +120,8 @@ def check_speech(
 
 def _groups(made: Mapping[str, np.ndarray]) -> list[list[str]]:
     """Return what is compared in one check each: keys and values together, anything else by itself."""
-    cross = [name for name in made if name.startswith(_CROSS)]
-    return [*([cross] if cross else []), *([name] for name in made if name not in cross)]
+    kept = [name for name in made if name.startswith(_KEPT)]
+    return [*([kept] if kept else []), *([name] for name in made if name not in kept)]
 
 
 def _compared(
@@ -134,7 +134,7 @@ def _compared(
     steps = [
         compare_values(step, got[name], wanted[name], smallest_scale=_SMALLEST_SCALE) for step, name in enumerate(names)
     ]
-    what = names[0] if len(names) == 1 else f"{_CROSS}*"
+    what = names[0] if len(names) == 1 else next(f"{start}*" for start in _KEPT if names[0].startswith(start))
     return CheckResult.judged(f"{what} of {text.ids.shape[1]} tokens", steps, tolerance)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from generic_export.errors import UnknownArchitectureError
@@ -9,6 +10,7 @@ from t2n_llm.source.vocoder import Vocoder
 from t2n_llm.tasks.names import TEXT_TO_AUDIO
 from t2n_llm.tasks.speech.family import SpeechFamily
 from t2n_llm.tasks.speech.fastspeech2 import FastSpeech2, FastSpeech2WithHifiGan
+from t2n_llm.tasks.speech.pocket_tts import PocketTts
 from t2n_llm.tasks.speech.speecht5 import SpeechT5
 from t2n_llm.tasks.speech.vits import Vits
 
@@ -17,15 +19,20 @@ _FAMILIES: dict[str, type[SpeechFamily]] = {
     "fastspeech2_conformer": FastSpeech2,
     "fastspeech2_conformer_with_hifigan": FastSpeech2WithHifiGan,
     "speecht5": SpeechT5,
+    "pocket_tts": PocketTts,
+    "gradium_phonon_tts": PocketTts,
 }
 
 
-def family_of(config: Any, vocoder: Vocoder | None = None) -> SpeechFamily:
+def family_of(
+    config: Any, vocoder: Vocoder | None = None, settings: Mapping[str, Any] | None = None
+) -> SpeechFamily:
     """Return the family of a config.
 
     Args:
         config: of transformers.
         vocoder: beside the model, or None.
+        settings: see `SpeechFamily`.
 
     Raises:
         UnknownArchitectureError: speech models of this type are not supported.
@@ -36,7 +43,7 @@ def family_of(config: Any, vocoder: Vocoder | None = None) -> SpeechFamily:
             f"--task {TEXT_TO_AUDIO} does not support models of type {kind!r}.",
             f"Supported types: {', '.join(_FAMILIES)}.",
         )
-    return _FAMILIES[kind](config, vocoder)
+    return _FAMILIES[kind](config, vocoder, settings)
 
 
 __all__ = ["family_of"]

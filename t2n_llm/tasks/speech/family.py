@@ -19,12 +19,13 @@ from torch import nn
 from generic_export.errors import OptionError
 from kvcache.states.tensors import Slot, StateTensor
 from t2n_llm.source.empty_model import ModelKind, instantiate
-from t2n_llm.source.vocoder import Vocoder
+from t2n_llm.source.vocoder import HIFI_GANS, Vocoder
 from t2n_llm.tasks.speech.arrays import Draws, given_to
 from t2n_llm.tasks.speech.plan import IDS, LENGTH, SPECTROGRAM, TOKENS, WAVEFORM, SpeechPlan
 from t2n_llm.weights.f32_model import eager_model, refuse_invented
 
 TO_WAVEFORM = ModelKind("AutoModelForTextToWaveform", "text-to-audio model", "Choose another --task")
+_FIRST_TOKEN = 3
 TO_SPECTROGRAM = ModelKind("AutoModelForTextToSpectrogram", "text-to-spectrogram model", "Choose another --task")
 
 
@@ -74,19 +75,31 @@ class SpeechFamily(ABC):
     usual_vocoder = ""
     """What to use where a vocoder is needed and none was given."""
 
-    def __init__(self, config: Any, vocoder: Vocoder | None = None) -> None:
+    vocoders: tuple[str, ...] = HIFI_GANS
+    """Names of the classes that a vocoder beside it may have."""
+
+    makes = "spectrograms"
+    """What a vocoder beside it turns into sound."""
+
+    def __init__(self, config: Any, vocoder: Vocoder | None = None, settings: Mapping[str, Any] | None = None) -> None:
         """Describe a model.
 
         Args:
             config: of transformers.
             vocoder: beside it, or None.
+            settings: what the model's folder says of generation and processing; None for nothing.
         """
-        self.config, self.vocoder = config, vocoder
+        self.config, self.vocoder, self.settings = config, vocoder, settings or {}
 
     @property
     def vocabulary(self) -> int:
         """How many token ids there are."""
         return int(self.config.vocab_size)
+
+    @property
+    def text_tokens(self) -> range:
+        """Tokens that a text may have; those before are padding and the like."""
+        return range(_FIRST_TOKEN, self.vocabulary)
 
     @property
     @abstractmethod
@@ -116,12 +129,17 @@ class SpeechFamily(ABC):
         """Return the vocoder of a model that has none itself.
 
         Raises:
-            OptionError: there is none.
+            OptionError: there is none, or one for other models.
         """
         if self.vocoder is None:
             raise OptionError(
-                f"{type(self.config).__name__}: the model makes spectrograms, and no vocoder was given.",
+                f"{type(self.config).__name__}: the model makes {self.makes}, and no vocoder was given.",
                 f"Pass --vocoder {self.usual_vocoder}, or the vocoder that was trained with the model.",
+            )
+        if self.vocoder.architecture not in self.vocoders:
+            raise OptionError(
+                f"--vocoder {self.vocoder.name}: a {self.vocoder.architecture} makes no sound of {self.makes}.",
+                f"Use {self.usual_vocoder}, or the vocoder that was trained with the model.",
             )
         return self.vocoder
 

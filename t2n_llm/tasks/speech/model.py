@@ -1,6 +1,6 @@
 """The graphs of a speech model, captured without weights.
 
-In: a transformers config. Out: a `ModelGraph` for each part of its family, in the order in which they run.
+In: the family of a config. Out: a `ModelGraph` for each part of its family, in the order in which they run.
 """
 
 from __future__ import annotations
@@ -9,52 +9,59 @@ from typing import Any
 
 import torch
 
+from generic_export.torch_graph.capture.known_buffers import MOST_VALUES, forward_decided_by
 from kvcache import explicit_attention, explicit_experts
-from t2n_llm.graph.capture import capture_model, weightless_network
+from t2n_llm.graph.capture import WRAPPER_ATTRIBUTE, capture_model, weightless_network
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import computed_parameters, take_buffers, tied_names
-from t2n_llm.source.vocoder import Vocoder
-from t2n_llm.tasks.speech.families import family_of
-from t2n_llm.tasks.speech.family import SpeechPart
+from t2n_llm.tasks.speech.family import SpeechFamily, SpeechPart
 
-_HINTS = {"S": 9, "F": 30, "P": 7}  # of symbols, which never reach the graph
+_HINTS = {"S": 9, "F": 30, "P": 7, "V": 6}  # of symbols, which never reach the graph
 _INTEGERS = ("_id", "_ids")
 
 
 def build_speech(
-    config: Any,
+    family: SpeechFamily,
     options: GraphOptions,
     *,
     name: str,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    vocoder: Vocoder | None = None,
 ) -> tuple[ModelGraph, ...]:
     """Build and capture the parts of a speech model.
 
     Args:
-        config: transformers config.
+        family: of the model, for its config.
         options: element type and numerics.
         name, revision: source model, recorded in the documents.
         trust_remote_code: allow code that comes with the model.
-        vocoder: beside a model of spectrograms.
 
     Raises:
-        UnknownArchitectureError: the model type is not supported.
         CaptureError: the model cannot be captured; the message says where.
     """
-    family = family_of(config, vocoder)
     with explicit_attention() as attention, explicit_experts() as experts:
 
         def build(implementation: str) -> tuple[ModelGraph, ...]:
-            network = weightless_network(family.kind, config, options, implementation, experts, trust_remote_code)
+            network = weightless_network(family.kind, family.config, options, implementation, experts, trust_remote_code)
             parts = family.parts(network)
             networks = dict.fromkeys(part.module.network for part in parts)
             values = {each: _values(each) for each in networks}
             return tuple(_graph(part, *values[part.module.network], name, revision) for part in parts)
 
-        return tuple(capture_model(graph, options) for graph in attention.first_that_runs(build))
+        return tuple(_captured(graph, options) for graph in attention.first_that_runs(build))
+
+
+def _captured(graph: ModelGraph, options: GraphOptions) -> ModelGraph:
+    """Capture a part; its code may decide by small buffers that no checkpoint has, such as the padding of a codec's layers."""
+    stored = graph.network.state_dict().keys()
+    known = {
+        f"{WRAPPER_ATTRIBUTE}.{name}": value
+        for name, value in graph.buffers.items()
+        if name not in stored and value.numel() <= MOST_VALUES
+    }
+    with forward_decided_by(graph.module, known):
+        return capture_model(graph, options)
 
 
 def _values(network: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

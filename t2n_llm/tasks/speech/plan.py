@@ -5,7 +5,7 @@ In: the record, or what a family says. Out: a `SpeechPlan`. `arrays` makes the v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,10 +16,14 @@ IDS, ROWS, DURATIONS, FRAMES = "input_ids", "rows", "durations", "frames"
 """Tensors between them: ids i64 [1, S], rows [1, S, D] of the text with a duration [1, S] each, frames [1, F, D]."""
 
 FRAME, STOP = "frame", "stop"
-"""Of a step: the last frame [1, 1, D] before it, zeros at first, and the probability [1] that its frames are the last."""
+"""Of a step: the last frame [1, 1, D] before it (at first what the text's archive says, or zeros), and how sure it is [1] that its
+frames are the last: a probability, or a logit."""
 
-TOKENS, LENGTH = "S", "F"
-"""Symbols: tokens of the text, and frames."""
+STATE = "in_cache_"
+"""How the names of a step's inputs begin that are states."""
+
+TOKENS, LENGTH, VOICE_LENGTH = "S", "F", "V"
+"""Symbols: tokens of the text, frames, and vectors of a voice."""
 
 NORMAL, KEPT = "normal", "kept"
 """Distributions of noise."""
@@ -53,11 +57,13 @@ class Speaker:
         input: its name.
         count: how many speakers there are, where they are numbers, i64 [1]; else None.
         width: of a vector f32 [1, width]; None for numbers.
+        rows: whether a voice is any number of such vectors, f32 [1, V, width].
     """
 
     input: str
     count: int | None = None
     width: int | None = None
+    rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,19 +85,45 @@ class Steps:
 
     Attributes:
         width: of a frame.
-        threshold: the least probability that ends the loop.
+        threshold: the least `stop` that ends the loop.
         most_per_token: steps of a text, at most, for each of its tokens.
         most_steps: of any text.
+        most_beyond: steps that a text may have beside those of its tokens.
+        least: first steps whose `stop` ends nothing.
+        after: steps that follow the one that ends the loop.
+        after_short: the same for texts of at most `short_words` words.
+        short_words: see `after_short`.
     """
 
     width: int
     threshold: float
     most_per_token: float
     most_steps: int
+    most_beyond: int = 0
+    least: int = 0
+    after: int = 0
+    after_short: int = 0
+    short_words: int = 0
 
     def most(self, tokens: int) -> int:
         """Return the most steps of a text."""
-        return max(1, min(int(tokens * self.most_per_token), self.most_steps))
+        return max(1, min(int(tokens * self.most_per_token) + self.most_beyond, self.most_steps))
+
+    def count(self, stops: Sequence[float], tokens: int, words: int | None = None) -> int:
+        """Return how many steps a text has, as far as its steps say: the most there may be where none has ended it.
+
+        Args:
+            stops: `stop` of the steps so far.
+            tokens: of the text.
+            words: of the text; None for many.
+        """
+        ends = (step for step, stop in enumerate(stops) if step >= self.least and stop >= self.threshold)
+        most = self.most(tokens)
+        return min(next(ends, most) + 1 + self.frames_after(words), most)
+
+    def frames_after(self, words: int | None = None) -> int:
+        """Return how many steps follow the one that ends the loop, for a text of so many words; None for many."""
+        return self.after_short if words is not None and words <= self.short_words else self.after
 
 
 @dataclass(frozen=True)
@@ -106,6 +138,7 @@ class SpeechPlan:
         steps: how; None where rows are repeated.
         most_tokens: that a text may have; None for any number.
         most_frames: the same of frames.
+        left_out: tokens of the tokenizer's chat template that are no text; None where a text has no template.
     """
 
     sampling_rate: int
@@ -115,6 +148,7 @@ class SpeechPlan:
     steps: Steps | None = None
     most_tokens: int | None = None
     most_frames: int | None = None
+    left_out: list[int] | None = None
 
     def recorded(self) -> dict[str, Any]:
         """Return the entry of `export.json`."""
@@ -132,4 +166,5 @@ class SpeechPlan:
             steps=Steps(**steps) if steps is not None else None,
             most_tokens=record.get("most_tokens"),
             most_frames=record.get("most_frames"),
+            left_out=record.get("left_out"),
         )

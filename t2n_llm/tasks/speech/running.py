@@ -27,6 +27,7 @@ from t2n_llm.tasks.speech.plan import (
     LENGTH,
     ROWS,
     SPECTROGRAM,
+    STATE,
     STEP,
     STOP,
     TEXT,
@@ -35,9 +36,6 @@ from t2n_llm.tasks.speech.plan import (
     SpeechPlan,
     Steps,
 )
-
-_STATE = "in_cache_"  # how the names of inputs begin that are states
-
 
 @dataclass(frozen=True)
 class StepArchive:
@@ -60,12 +58,14 @@ class StepArchive:
         """Return a function from the inputs of a step by name to its outputs, without the states.
 
         Args:
-            told: what all steps of a text have, by name, and others.
+            told: what all steps of a text have, by name, the states that the text's archive made, and others.
             varying: names of the inputs that each step is given.
         """
-        named = self.inputs[: len(self.inputs) - len(self.states)]
+        first = len(self.inputs) - len(self.states)
+        named, kept = self.inputs[:first], self.inputs[first:]
         given = [name for name in named if name in varying]
-        turn = self.begin({name: told[name] for name in named if name not in varying}, self.states)
+        states = [told.get(name, empty) for name, empty in zip(kept, self.states, strict=True)]
+        turn = self.begin({name: told[name] for name in named if name not in varying}, states)
         return lambda known: dict(zip(self.outputs, turn([known[name] for name in given]), strict=False))
 
 
@@ -97,7 +97,12 @@ class SpeechModel:
     step: StepArchive | None = None
 
     def spoken(
-        self, ids: np.ndarray, speaker: np.ndarray | None, draws: Draws, forced: Forced | None = None
+        self,
+        ids: np.ndarray,
+        speaker: np.ndarray | None,
+        draws: Draws,
+        forced: Forced | None = None,
+        words: int | None = None,
     ) -> dict[str, np.ndarray]:
         """Return everything that the archives make of a text, by name; `waveform` is f32 [1, samples].
 
@@ -106,6 +111,7 @@ class SpeechModel:
             speaker: see `plan.Speaker`.
             draws: for noise.
             forced: None lets the archives go on with their own values.
+            words: of the text; None for many.
 
         Raises:
             OptionError: the text takes more frames than the model has positions for.
@@ -114,7 +120,7 @@ class SpeechModel:
         known = {IDS: ids}
         known |= self._run(TEXT, known, speaker, draws, {TOKENS: ids.shape[1]})
         if self.plan.steps is not None:
-            known |= self._stepped(self.plan.steps, known, speaker, draws, forced or Forced())
+            known |= self._stepped(self.plan.steps, known, speaker, draws, forced or Forced(), words)
         else:
             known |= {FRAMES: self._repeated(known, forced or Forced())}
         sizes = {LENGTH: known[FRAMES].shape[1]}
@@ -153,14 +159,18 @@ class SpeechModel:
         speaker: np.ndarray | None,
         draws: Draws,
         forced: Forced,
+        words: int | None,
     ) -> dict[str, np.ndarray]:
-        """Return frames [1, F, D] and stop probabilities [steps]; a step reads the last frame, and the states after it."""
+        """Return frames [1, F, D] and `stop` [steps]; a step reads the last frame, and the states after it."""
         if self.step is None:
             raise ArchiveError("a speech model has steps, and no archive of one.", "Export the model again.")
         varying = (FRAME, *self.plan.noise)
         run = self.step.about(given_to((), self.plan, known, speaker, draws, {}), varying)
-        frame, made, stops = np.zeros((1, 1, steps.width), np.float32), list[np.ndarray](), list[float]()
-        while not self._ended(steps, known[IDS].shape[1], made, stops, forced):
+        frame, made, stops = known.get(FRAME), list[np.ndarray](), list[float]()
+        if frame is None:
+            frame = np.zeros((1, 1, steps.width), np.float32)
+        tokens = known[IDS].shape[1]
+        while not made or not self._ended(steps.count(stops, tokens, words), made, forced):
             out = run(given_to(self.step.inputs, self.plan, {FRAME: frame}, None, draws, {}))
             made.append(out[FRAMES])
             stops.append(float(out[STOP][0]))
@@ -170,12 +180,10 @@ class SpeechModel:
         return {FRAMES: np.concatenate(made, axis=1), STOP: np.array(stops, np.float32)}
 
     @staticmethod
-    def _ended(steps: Steps, tokens: int, made: list[np.ndarray], stops: list[float], forced: Forced) -> bool:
-        if not made:
-            return False
+    def _ended(count: int, made: list[np.ndarray], forced: Forced) -> bool:
         if forced.frames is not None:
             return sum(frames.shape[1] for frames in made) >= forced.frames.shape[1]
-        return stops[-1] >= steps.threshold or len(made) >= steps.most(tokens)
+        return len(made) >= count
 
 
 @contextmanager
@@ -207,7 +215,7 @@ def open_speech(
 def _first_states(archive: Path) -> tuple[np.ndarray, ...]:
     """Return the states of an archive before the first step: without a position."""
     externals = read_outline(read_graph_text(archive)).externals
-    return tuple(np.zeros(empty_shape(each.shape), np.float32) for each in externals if each.name.startswith(_STATE))
+    return tuple(np.zeros(empty_shape(each.shape), np.float32) for each in externals if each.name.startswith(STATE))
 
 
 __all__ = ["Forced", "SpeechModel", "open_speech"]

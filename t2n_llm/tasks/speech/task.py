@@ -16,6 +16,7 @@ from t2n_llm.graph.interface import interface
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import instantiate
+from t2n_llm.runtime.sampling.settings import generation_settings, processor_settings
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.names import TEXT_TO_AUDIO
 from t2n_llm.tasks.protocol import CheckSubject, ReferenceAnswers, Task
@@ -56,12 +57,11 @@ class TextToAudio(Task):
     def graphs(self, source: ModelSource, options: GraphOptions) -> tuple[ModelGraph, ...]:
         """See `Task.graphs`."""
         return build_speech(
-            source.config,
+            _family(source),
             options,
             name=source.public_name,
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
-            vocoder=source.vocoder,
         )
 
     def network(self, source: ModelSource) -> nn.Module:
@@ -111,4 +111,6 @@ class TextToAudio(Task):
 
 
 def _family(source: ModelSource) -> SpeechFamily:
-    return family_of(source.config, source.vocoder)
+    return family_of(
+        source.config, source.vocoder, processor_settings(source.folder) | generation_settings(source.folder)
+    )

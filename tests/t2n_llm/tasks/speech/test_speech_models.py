@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,19 +11,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from generic_export.errors import OptionError, SourceError, UnknownArchitectureError
 from generic_export.inference_target.tract.releases.install import find_tract_cli
+from generic_export.read.outline import read_outline
+from generic_export.read.reading import read_graph_text
 from t2n_llm import export_llm
 from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.options import ValidateOptions
 from t2n_llm.export.revalidate import validate_folder
+from t2n_llm.runtime.sampling.settings import generation_settings
+from t2n_llm.runtime.speech import SpeakingModel
 from t2n_llm.source.hub import open_vocoder
 from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.names import TEXT_TO_AUDIO
 from t2n_llm.tasks.speech.arrays import Draws, frames_of_tokens, typical_speaker
 from t2n_llm.tasks.speech.families import family_of
-from t2n_llm.tasks.speech.plan import Durations, SpeechPlan
+from t2n_llm.tasks.speech.plan import Durations, SpeechPlan, Steps
 from t2n_llm.tasks.speech.running import open_speech
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model, save_tiny_vocoder
 from tests.shared_folders import SharedFolders
@@ -30,8 +39,10 @@ from tests.shared_folders import SharedFolders
 _VITS, _FAST, _WITH_VOCODER, _SPEECHT5 = (
     *("vits", "fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "speecht5"),
 )
+_POCKET, _PHONON = "pocket_tts", "gradium_phonon_tts"
 _TOKENS = 12  # neither of the two lengths of the check, nor the traced one
-_STEPS = 30
+_FIRST_ID = 9  # those before are padding and the like
+_SAMPLES_PER_FRAME = 1920
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ def _save(kind: str, folder: Path) -> None:
     save_tiny_vocoder(model, folder / "vocoder", TEXT_TO_AUDIO)
 
 
-@pytest.mark.parametrize("kind", [_VITS, _WITH_VOCODER, _SPEECHT5])
+@pytest.mark.parametrize("kind", [_VITS, _WITH_VOCODER, _SPEECHT5, _POCKET, _PHONON])
 def test_the_waveform_is_that_of_transformers(kind: str, exported: Callable[[str], Exported]) -> None:
     made = exported(kind)
     manifest = read_manifest(made.folder)
@@ -76,9 +87,10 @@ def test_the_waveform_is_that_of_transformers(kind: str, exported: Callable[[str
     vocoder = open_vocoder(SourceRef(str(made.vocoder))) if made.vocoder is not None else None
     model = build_tiny_model(kind, task=TEXT_TO_AUDIO)
     model = type(model).from_pretrained(made.model, attn_implementation="eager").eval()
-    family = family_of(model.config, vocoder)
+    family = family_of(model.config, vocoder, generation_settings(made.model))
     assert family.plan == plan
-    ids = np.random.default_rng(5).integers(9, family.vocabulary, size=(1, _TOKENS))
+    tokens = family.text_tokens
+    ids = np.random.default_rng(5).integers(max(tokens.start, _FIRST_ID), tokens.stop, size=(1, _TOKENS))
     speaker = typical_speaker(plan)
     voice = torch.from_numpy(speaker) if speaker is not None else None
     with torch.no_grad():
@@ -93,7 +105,7 @@ def test_the_waveform_is_that_of_transformers(kind: str, exported: Callable[[str
     assert bool(plan.noise) == (not np.array_equal(got["waveform"], other["waveform"]))
 
 
-@pytest.mark.parametrize("kind", [_VITS, _WITH_VOCODER, _SPEECHT5])
+@pytest.mark.parametrize("kind", [_VITS, _WITH_VOCODER, _SPEECHT5, _POCKET])
 def test_every_export_is_checked_at_two_lengths(kind: str, exported: Callable[[str], Exported]) -> None:
     validation = read_manifest(exported(kind).folder)["validation"]
     assert validation is not None and validation["passed"]
@@ -160,8 +172,68 @@ def test_a_model_of_several_speakers_and_plain_durations(tmp_path: Path) -> None
     result = export_llm(tmp_path / "model", tmp_path / "out", require_tokenizer=False, dtype="f32")
     assert result.validation is not None and result.validation.passed
     speech = json.loads((tmp_path / "out" / "export.json").read_text())["speech"]
-    assert speech["speaker"] == {"input": "speaker_id", "count": 3, "width": None}
+    assert speech["speaker"] == {"input": "speaker_id", "count": 3, "width": None, "rows": False}
     assert list(speech["noise"]) == ["noise"]
+
+
+def test_each_model_needs_a_vocoder_of_its_kind(exported: Callable[[str], Exported], tmp_path: Path) -> None:
+    gan, codec = exported(_SPEECHT5), exported(_POCKET)
+    for model, vocoder, message in (
+        (gan, codec, "PocketTTSAudioTokenizerModel makes no sound of spectrograms"),
+        (codec, gan, "SpeechT5HifiGan makes no sound of latents"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            export_llm(model.model, tmp_path / "out", require_tokenizer=False, vocoder=str(vocoder.vocoder))
+    with pytest.raises(OptionError, match="makes latents of a codec, and no vocoder was given"):
+        export_llm(codec.model, tmp_path / "out", require_tokenizer=False)
+
+
+def test_caches_that_the_text_makes_are_kept_in_half(exported: Callable[[str], Exported], tmp_path: Path) -> None:
+    made = exported(_POCKET)
+    result = export_llm(made.model, tmp_path / "out", require_tokenizer=False, vocoder=str(made.vocoder), dtype="f16")
+    assert result.validation is not None and result.validation.passed
+    graphs = {role: read_graph_text(tmp_path / "out" / part["archive"]) for role, part in result.manifest["archives"].items()}
+    assert read_outline(graphs["step"]).externals[-1].datum_type == "f16"
+
+
+def test_a_voice_and_a_text_are_spoken(exported: Callable[[str], Exported], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(exported(_POCKET).folder, folder)
+    _save_tokenizer(folder)
+    voice = np.random.default_rng(3).standard_normal((4, 32)).astype(np.float32)
+    np.save(tmp_path / "voice.npy", voice)
+    model = SpeakingModel.open(folder)
+    said = model.spoken("one two three", speaker=str(tmp_path / "voice.npy"))
+    plan = model.plan
+    assert plan.steps is not None
+    # Random weights end speech as soon as they may: after the first frames, and those that follow the end of a short text.
+    assert said.shape == ((plan.steps.least + 1 + plan.steps.after_short) * _SAMPLES_PER_FRAME,)
+    longer = model.spoken("one two three four five six", speaker=str(tmp_path / "voice.npy"))
+    assert longer.shape == ((plan.steps.least + 1 + plan.steps.after) * _SAMPLES_PER_FRAME,)
+    for wrong, message in ((None, "none was given"), ("narrow.npy", "does not hold rows of 32 floats")):
+        np.save(tmp_path / "narrow.npy", voice[:, :5])
+        with pytest.raises(OptionError, match=message):
+            model.spoken("one", speaker=None if wrong is None else str(tmp_path / wrong))
+
+
+def _save_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of words whose chat template adds tokens that stand for sound, as that of Pocket TTS does."""
+    vocabulary = {"<pad>": 0, "<unk>": 1, "one": 20, "two": 21, "three": 22, "four": 23, "five": 24, "six": 25, "<sound>": 158}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens(["<sound>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>")
+    fast.chat_template = "{{ messages[0]['content'][0]['text'] }}<sound>"
+    fast.save_pretrained(folder)
+
+
+def test_a_text_ends_some_steps_after_the_one_that_ends_it() -> None:
+    steps = Steps(8, 0.5, 2.0, 40, most_beyond=3, least=2, after=1, after_short=3, short_words=2)
+    assert steps.most(4) == 11 and steps.most(100) == 40
+    assert steps.count([0.9, 0.9, 0.1, 0.6], 10) == 5  # the first two end nothing
+    assert steps.count([0.9, 0.9, 0.1, 0.6], 10, words=2) == 7
+    assert steps.count([0.1] * 4, 10) == 23
+    assert steps.count([0.1] * 11, 4) == 11
 
 
 def test_other_speech_models_are_refused() -> None:
