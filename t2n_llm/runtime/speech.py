@@ -130,7 +130,11 @@ def voice_of(speaker: Speaker | None, given: str | None) -> np.ndarray | None:
 def _vectors(width: int, given: str | None, *, rows: bool) -> np.ndarray:
     """Return a vector f32 [1, width], or [1, V, width] with rows."""
     wanted = f"rows of {width} floats" if rows else f"{width} floats"
-    example = "the latents that the model's audio tokenizer makes of a voice" if rows else "an x-vector of the model's data set"
+    example = (
+        "the latents that the model's audio tokenizer makes of a voice"
+        if rows
+        else "an x-vector of the model's data set"
+    )
     hint = f"Pass --speaker FILE.npy with {wanted}, such as {example}."
     if given is None:
         raise OptionError("the model speaks with the voice of a file, and none was given.", hint)

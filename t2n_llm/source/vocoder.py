@@ -71,7 +71,8 @@ class Vocoder:
             ) from error
         if architecture not in HIFI_GANS + CODECS:
             raise UnknownArchitectureError(
-                f"{name}: {architecture} is no vocoder that is supported.", f"Supported: {', '.join(HIFI_GANS + CODECS)}."
+                f"{name}: {architecture} is no vocoder that is supported.",
+                f"Supported: {', '.join(HIFI_GANS + CODECS)}.",
             )
         import transformers
 

@@ -246,7 +246,11 @@ TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "fastspeech2_conformer_hifigan": {**_HIFIGAN, "model_in_dim": 16},
     "speecht5_hifigan": _HIFIGAN,
     "pocket_tts": {**_OF_LATENTS, "audio_prompt_bos_token_id": VOCABULARY - 4, **_of_sound(VOCABULARY - 3)},
-    "gradium_phonon_tts": {**_OF_LATENTS, "num_key_value_heads": 4, **_of_sound(4)},  # its files have thirds of projections
+    "gradium_phonon_tts": {
+        **_OF_LATENTS,
+        "num_key_value_heads": 4,
+        **_of_sound(4),
+    },  # its files have thirds of projections
     "pocket_tts_audio_tokenizer": {"upsample_groups": 64, "num_filters": 4, "latent_dim": 32},
     "vits": {
         **_HIFIGAN,

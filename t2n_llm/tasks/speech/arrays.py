@@ -11,7 +11,6 @@ import numpy as np
 
 from t2n_llm.tasks.speech.plan import NORMAL, UP, Durations, Noise, SpeechPlan
 
-
 _ROWS = 5  # of a voice, in checks
 
 

@@ -24,9 +24,7 @@ _FAMILIES: dict[str, type[SpeechFamily]] = {
 }
 
 
-def family_of(
-    config: Any, vocoder: Vocoder | None = None, settings: Mapping[str, Any] | None = None
-) -> SpeechFamily:
+def family_of(config: Any, vocoder: Vocoder | None = None, settings: Mapping[str, Any] | None = None) -> SpeechFamily:
     """Return the family of a config.
 
     Args:

@@ -43,7 +43,9 @@ def build_speech(
     with explicit_attention() as attention, explicit_experts() as experts:
 
         def build(implementation: str) -> tuple[ModelGraph, ...]:
-            network = weightless_network(family.kind, family.config, options, implementation, experts, trust_remote_code)
+            network = weightless_network(
+                family.kind, family.config, options, implementation, experts, trust_remote_code
+            )
             parts = family.parts(network)
             networks = dict.fromkeys(part.module.network for part in parts)
             values = {each: _values(each) for each in networks}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from generic_export.errors import OptionError
 from kvcache.states.explicit_cache import ExplicitCache
 from kvcache.states.tensors import BATCH, PAST, Slot, StateTensor
 from t2n_llm.check.cache_range import largest_values
@@ -72,53 +73,40 @@ class PocketTts(SpeechFamily):
     @property
     def plan(self) -> SpeechPlan:
         """See `SpeechFamily.plan`."""
-        config, said = self.config, self.settings
-        temperature = float(said.get("temperature", 1.0)) if said.get("do_sample", False) else 0.0
-        rate = float(config.frame_rate)
+        config = self.config
         return SpeechPlan(
             sampling_rate=int(self.own_vocoder().config.sampling_rate),
-            noise={_NOISE: Noise([1, config.latent_dim], math.sqrt(temperature))},
-            speaker=Speaker(_VOICE, width=getattr(config, "audio_prompt_dim", config.latent_dim), rows=True),
-            steps=Steps(
-                config.latent_dim,
-                float(said.get("eos_threshold", _THRESHOLD)),
-                rate * _SECONDS_PER_TOKEN,
-                config.max_position_embeddings,
-                most_beyond=int(rate * _SECONDS_BEYOND),
-                least=int(said.get("min_frames_before_eos", _LEAST_FRAMES)),
-                after=int(said.get("frames_after_eos", _FRAMES_AFTER)),
-                after_short=int(said.get("frames_after_eos_short_text", _FRAMES_AFTER_SHORT)),
-                short_words=int(said.get("short_text_max_words", _SHORT_WORDS)),
-            ),
+            noise={_NOISE: Noise([1, config.latent_dim], self._noise_scale)},
+            speaker=Speaker(_VOICE, width=self._voice_width, rows=True),
+            steps=self._steps,
             left_out=sorted(self._placeholders),
         )
 
     def parts(self, network: Any) -> tuple[SpeechPart, ...]:
         """See `SpeechFamily.parts`."""
-        config, plan = self.config, self.plan
+        config, vocoder = self.config, self.own_vocoder()
         shape = (config.num_key_value_heads, PAST, config.head_dim)
         states = tuple(
-            StateTensor(f"{STATE}{kind}_{layer}", f"out_cache_{kind}_{layer}", f"cache_{kind}", layer, (BATCH, *shape), 2, "f32")
+            StateTensor(
+                f"{STATE}{kind}_{layer}", f"out_cache_{kind}_{layer}", f"cache_{kind}", layer, (BATCH, *shape), 2, "f32"
+            )
             for layer in range(config.num_hidden_layers)
             for kind in ("key", "value")
         )
         cache = tuple(state.input_name for state in states)
         frame: tuple[int | str, ...] = (1, 1, config.latent_dim)
-        steps = int(self.settings.get("num_flow_steps", _FLOW_STEPS))
-        codec = instantiate(
-            self.own_vocoder().kind, self.own_vocoder().config, torch.float32, "eager", "eager", trust_remote_code=False
-        )
+        codec = instantiate(vocoder.kind, vocoder.config, torch.float32, "eager", "eager", trust_remote_code=False)
         return (
             SpeechPart(
                 TEXT,
                 PocketTtsText(network),
-                {IDS: (1, TOKENS), _VOICE: (1, VOICE_LENGTH, plan.speaker.width or 0 if plan.speaker else 0)},
+                {IDS: (1, TOKENS), _VOICE: (1, VOICE_LENGTH, self._voice_width)},
                 (FRAME, *cache),
                 handed=dict.fromkeys(cache, (1, config.num_key_value_heads, 1, config.head_dim)),
             ),
             SpeechPart(
                 STEP,
-                PocketTtsStep(network, steps),
+                PocketTtsStep(network, self._flow_steps),
                 {FRAME: frame, _NOISE: (1, config.latent_dim), **dict.fromkeys(cache, (1, *shape))},
                 (FRAMES, STOP, *(state.output_name for state in states)),
                 states=states,
@@ -128,25 +116,28 @@ class PocketTts(SpeechFamily):
                 CodecDecoder(codec, self._fade_seconds),
                 {FRAMES: (1, LENGTH, config.latent_dim)},
                 (WAVEFORM,),
-                vocoder=self.vocoder,
+                vocoder=vocoder,
             ),
         )
 
     def spoken(self, model: Any, ids: torch.Tensor, speaker: torch.Tensor | None, draws: Draws) -> Utterance:
         """See `SpeechFamily.spoken`."""
         if speaker is None:
-            raise ValueError("Pocket TTS needs a voice.")
-        plan, steps = self.plan, self.plan.steps
-        assert steps is not None
+            raise OptionError(
+                "the model speaks with the voice of a file, and none was given.", "Pass --speaker FILE.npy."
+            )
+        steps, scale = self._steps, self._noise_scale
         with drawn_from(lambda sizes: torch.from_numpy(draws.normal(sizes))):
             made = model.generate(
-                torch.cat([prompt_of(self.config, ids, speaker), ids.new_full((1, 1), self.config.audio_bos_token_id)], 1),
+                torch.cat(
+                    [prompt_of(self.config, ids, speaker), ids.new_full((1, 1), self.config.audio_bos_token_id)], 1
+                ),
                 audio_prompt_latents=speaker,
                 frames_after_eos=steps.frames_after(None),
                 max_new_tokens=steps.most(ids.shape[1]),
-                do_sample=plan.noise[_NOISE].scale > 0,
-                temperature=plan.noise[_NOISE].scale ** 2 or 1.0,
-                num_flow_steps=int(self.settings.get("num_flow_steps", _FLOW_STEPS)),
+                do_sample=scale > 0,
+                temperature=scale**2 or 1.0,
+                num_flow_steps=self._flow_steps,
                 eos_threshold=steps.threshold,
                 min_frames_before_eos=steps.least,
                 return_dict_in_generate=True,
@@ -160,6 +151,36 @@ class PocketTts(SpeechFamily):
             for kind, tensor in (("key", layer.keys), ("value", layer.values))
         }
         return Utterance({name: tensor.numpy() for name, tensor in answer.items()}, largest_values(kept))
+
+    @property
+    def _steps(self) -> Steps:
+        config, said = self.config, self.settings
+        rate = float(config.frame_rate)
+        return Steps(
+            config.latent_dim,
+            float(said.get("eos_threshold", _THRESHOLD)),
+            rate * _SECONDS_PER_TOKEN,
+            config.max_position_embeddings,
+            most_beyond=int(rate * _SECONDS_BEYOND),
+            least=int(said.get("min_frames_before_eos", _LEAST_FRAMES)),
+            after=int(said.get("frames_after_eos", _FRAMES_AFTER)),
+            after_short=int(said.get("frames_after_eos_short_text", _FRAMES_AFTER_SHORT)),
+            short_words=int(said.get("short_text_max_words", _SHORT_WORDS)),
+        )
+
+    @property
+    def _noise_scale(self) -> float:
+        """Standard deviation of the noise: transformers' temperature is its variance."""
+        sampled = bool(self.settings.get("do_sample", False))
+        return math.sqrt(float(self.settings.get("temperature", 1.0))) if sampled else 0.0
+
+    @property
+    def _flow_steps(self) -> int:
+        return int(self.settings.get("num_flow_steps", _FLOW_STEPS))
+
+    @property
+    def _voice_width(self) -> int:
+        return int(getattr(self.config, "audio_prompt_dim", self.config.latent_dim))
 
     @property
     def _placeholders(self) -> set[int]:
@@ -230,7 +251,9 @@ class PocketTtsStep(nn.Module):
         cache = ExplicitCache(network.config, dict(zip(slots, states, strict=True)))
         ids = torch.full((1, 1), network.config.audio_latent_token_id, dtype=torch.int64, device=frame.device)
         latent = (frame - network.latent_mean) / network.latent_std
-        hidden = network.model(input_ids=ids, audio_latents=latent, cache=cache, use_cache=True).last_hidden_state[:, -1]
+        hidden = network.model(input_ids=ids, audio_latents=latent, cache=cache, use_cache=True).last_hidden_state[
+            :, -1
+        ]
         made = network.denormalize_latents(network.sample_latent(hidden, noise, self._flow_steps))
         after = cache.states()
         return made[:, None], network.eos_head(hidden)[:, 0], *(after[slot] for slot in slots)

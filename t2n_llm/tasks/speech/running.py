@@ -37,6 +37,7 @@ from t2n_llm.tasks.speech.plan import (
     Steps,
 )
 
+
 @dataclass(frozen=True)
 class StepArchive:
     """The archive of a step in an engine.

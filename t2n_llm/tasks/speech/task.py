@@ -15,8 +15,8 @@ from t2n_llm.compress.request import CompressionOptions
 from t2n_llm.graph.interface import interface
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph
-from t2n_llm.source.empty_model import instantiate
 from t2n_llm.runtime.sampling.settings import generation_settings, processor_settings
+from t2n_llm.source.empty_model import instantiate
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.names import TEXT_TO_AUDIO
 from t2n_llm.tasks.protocol import CheckSubject, ReferenceAnswers, Task

@@ -192,7 +192,9 @@ def test_caches_that_the_text_makes_are_kept_in_half(exported: Callable[[str], E
     made = exported(_POCKET)
     result = export_llm(made.model, tmp_path / "out", require_tokenizer=False, vocoder=str(made.vocoder), dtype="f16")
     assert result.validation is not None and result.validation.passed
-    graphs = {role: read_graph_text(tmp_path / "out" / part["archive"]) for role, part in result.manifest["archives"].items()}
+    graphs = {
+        role: read_graph_text(tmp_path / "out" / part["archive"]) for role, part in result.manifest["archives"].items()
+    }
     assert read_outline(graphs["step"]).externals[-1].datum_type == "f16"
 
 
@@ -218,7 +220,17 @@ def test_a_voice_and_a_text_are_spoken(exported: Callable[[str], Exported], tmp_
 
 def _save_tokenizer(folder: Path) -> None:
     """Write a tokenizer of words whose chat template adds tokens that stand for sound, as that of Pocket TTS does."""
-    vocabulary = {"<pad>": 0, "<unk>": 1, "one": 20, "two": 21, "three": 22, "four": 23, "five": 24, "six": 25, "<sound>": 158}
+    vocabulary = {
+        "<pad>": 0,
+        "<unk>": 1,
+        "one": 20,
+        "two": 21,
+        "three": 22,
+        "four": 23,
+        "five": 24,
+        "six": 25,
+        "<sound>": 158,
+    }
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.add_special_tokens(["<sound>"])
