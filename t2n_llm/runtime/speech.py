@@ -80,7 +80,8 @@ class SpeakingModel:
             OptionError: the text is empty or too long, or there is no such speaker.
             EngineError: the engine failed.
         """
-        ids, words = self._read(text)
+        numbered = self.plan.template is not None and self.plan.template.numbered
+        ids, words = self._read(text, speaker if numbered else None)
         most = self.plan.most_tokens
         if not ids.size:
             raise OptionError("the text has no tokens.", "Use a text with letters that the model knows.")
@@ -88,19 +89,23 @@ class SpeakingModel:
             raise OptionError(
                 f"the text has {ids.size} tokens, and the model reads at most {most}.", "Speak one sentence at a time."
             )
-        voice = voice_of(self.plan.speaker, speaker)
+        voice = voice_of(self.plan.speaker, None if numbered else speaker)
         with open_speech(self.archives, self.plan, EngineOptions(device=self.device)) as model:
             waveform: np.ndarray = model.spoken(ids, voice, Draws(seed), words=words)[WAVEFORM][0]
         return waveform
 
-    def _read(self, text: str) -> tuple[np.ndarray, int]:
+    def _read(self, text: str, speaker: str | None) -> tuple[np.ndarray, int]:
         """Return the tokens i64 [1, S] of a text, and how many words it has."""
-        left_out = self.plan.left_out
-        if left_out is None or not getattr(self.tokenizer, "chat_template", None):
+        template = self.plan.template
+        if speaker is not None and not speaker.isdecimal():
+            raise OptionError(
+                f"--speaker {speaker}: the speakers of this model are numbers.", "Use a number, such as 0."
+            )
+        if template is None or not getattr(self.tokenizer, "chat_template", None):
             return np.array([self.tokenizer(text)["input_ids"]], np.int64), len(text.split())
-        message = {"role": "user", "content": [{"type": "text", "text": text}]}
+        message = {"role": speaker or template.role, "content": [{"type": "text", "text": text}]}
         written = ChatTemplate.of(self.tokenizer, self.folder).written([message])
-        ids = [token for token in written.ids if token not in left_out]
+        ids = [token for token in written.ids if token not in template.left_out]
         return np.array([ids], np.int64), len(self.tokenizer.decode(ids, skip_special_tokens=True).split())
 
 

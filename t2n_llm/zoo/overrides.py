@@ -226,6 +226,38 @@ _OF_LATENTS: Mapping[str, Any] = {
 }
 
 
+_CODES: Mapping[str, Any] = {"num_codebooks": 4, "vocab_size": 64}
+_OF_CODES: Mapping[str, Any] = {
+    **_CODES,
+    "text_vocab_size": VOCABULARY,
+    "codebook_pad_token_id": 63,
+    "depth_decoder_config": {
+        **_CODES,
+        "backbone_hidden_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "codec_config": {
+        "model_type": "mimi",
+        "hidden_size": 32,
+        "num_filters": 4,
+        "codebook_size": 64,
+        "codebook_dim": 16,
+        "vector_quantization_hidden_dimension": 16,
+        "num_quantizers": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "upsample_groups": 32,
+    },
+}
+
+
 def _of_sound(first: int) -> Mapping[str, int]:
     """Return the tokens that stand for sound, one after another."""
     names = ("audio_prompt_token_id", "audio_bos_token_id", "audio_latent_token_id")
@@ -245,6 +277,7 @@ TASK_OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     },
     "fastspeech2_conformer_hifigan": {**_HIFIGAN, "model_in_dim": 16},
     "speecht5_hifigan": _HIFIGAN,
+    "csm": _OF_CODES,
     "pocket_tts": {**_OF_LATENTS, "audio_prompt_bos_token_id": VOCABULARY - 4, **_of_sound(VOCABULARY - 3)},
     "gradium_phonon_tts": {
         **_OF_LATENTS,

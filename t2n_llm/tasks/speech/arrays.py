@@ -18,6 +18,7 @@ class Draws:
     """Random numbers, the same for the same seed."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self._generator = np.random.default_rng(seed)
 
     def normal(self, sizes: tuple[int, ...]) -> np.ndarray:

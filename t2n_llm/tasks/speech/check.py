@@ -19,7 +19,7 @@ from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.reference import CHECK_TEXT
 from t2n_llm.tasks.speech.arrays import Draws, typical_speaker
 from t2n_llm.tasks.speech.family import SpeechFamily, Utterance, text_of
-from t2n_llm.tasks.speech.plan import DURATIONS, FRAMES, STATE, TEXT, SpeechPlan
+from t2n_llm.tasks.speech.plan import CODES, DURATIONS, FRAMES, STATE, TEXT, SpeechPlan
 from t2n_llm.tasks.speech.running import Forced, open_speech
 
 _LENGTHS = (7, 21)
@@ -111,7 +111,7 @@ def check_speech(
         for text, wanted in zip(texts, expected, strict=True):
             if on_text is not None:
                 on_text(text.name)
-            forced = Forced(wanted.made.get(DURATIONS), wanted.made.get(FRAMES))
+            forced = Forced(*(wanted.made.get(name) for name in (DURATIONS, FRAMES, CODES)))
             got = model.spoken(text.ids, speaker, Draws(text.seed), forced)
             checks += [_compared(text, names, got, wanted.made, tolerance) for names in _groups(wanted.made)]
         asked = model.archives[TEXT].asked
@@ -119,9 +119,9 @@ def check_speech(
 
 
 def _groups(made: Mapping[str, np.ndarray]) -> list[list[str]]:
-    """Return what is compared in one check each: keys and values together, anything else by itself."""
+    """Return what is compared in one check each: keys and values together, anything else by itself; codes are given."""
     kept = [name for name in made if name.startswith(_KEPT)]
-    return [*([kept] if kept else []), *([name] for name in made if name not in kept)]
+    return [*([kept] if kept else []), *([name] for name in made if name not in kept and name != CODES)]
 
 
 def _compared(

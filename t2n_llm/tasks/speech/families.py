@@ -8,6 +8,7 @@ from typing import Any
 from generic_export.errors import UnknownArchitectureError
 from t2n_llm.source.vocoder import Vocoder
 from t2n_llm.tasks.names import TEXT_TO_AUDIO
+from t2n_llm.tasks.speech.csm import Csm
 from t2n_llm.tasks.speech.family import SpeechFamily
 from t2n_llm.tasks.speech.fastspeech2 import FastSpeech2, FastSpeech2WithHifiGan
 from t2n_llm.tasks.speech.pocket_tts import PocketTts
@@ -19,6 +20,7 @@ _FAMILIES: dict[str, type[SpeechFamily]] = {
     "fastspeech2_conformer": FastSpeech2,
     "fastspeech2_conformer_with_hifigan": FastSpeech2WithHifiGan,
     "speecht5": SpeechT5,
+    "csm": Csm,
     "pocket_tts": PocketTts,
     "gradium_phonon_tts": PocketTts,
 }

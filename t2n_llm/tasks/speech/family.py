@@ -36,7 +36,7 @@ class SpeechPart:
     Attributes:
         role: name of the archive.
         module: what is captured; its attribute `network` is transformers' model.
-        inputs: shapes by name; symbols are dynamic. Inputs whose names end in `_id` or `_ids` are i64.
+        inputs: shapes by name; symbols are dynamic. Those whose names end in `_id`, `_ids`, `code` or `codes` are i64.
         outputs: names.
         states: that outputs feed back to inputs.
         handed: outputs that are keys and values for another part, with example shapes.

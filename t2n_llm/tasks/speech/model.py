@@ -16,9 +16,10 @@ from t2n_llm.graph.options import GraphOptions
 from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import computed_parameters, take_buffers, tied_names
 from t2n_llm.tasks.speech.family import SpeechFamily, SpeechPart
+from t2n_llm.tasks.speech.plan import CODE, CODES
 
 _HINTS = {"S": 9, "F": 30, "P": 7, "V": 6}  # of symbols, which never reach the graph
-_INTEGERS = ("_id", "_ids")
+_INTEGERS = ("_id", "_ids", CODE, CODES)
 
 
 def build_speech(

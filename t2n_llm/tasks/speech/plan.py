@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-TEXT, STEP, SPECTROGRAM, WAVEFORM = "text", "step", "spectrogram", "waveform"
+TEXT, STEP, CODE, SPECTROGRAM, WAVEFORM = "text", "step", "code", "spectrogram", "waveform"
 """Roles of the archives, in the order in which they run."""
 
 IDS, ROWS, DURATIONS, FRAMES = "input_ids", "rows", "durations", "frames"
@@ -18,6 +18,9 @@ IDS, ROWS, DURATIONS, FRAMES = "input_ids", "rows", "durations", "frames"
 FRAME, STOP = "frame", "stop"
 """Of a step: the last frame [1, 1, D] before it (at first what the text's archive says, or zeros), and how sure it is [1] that its
 frames are the last: a probability, or a logit."""
+
+CODES, LOGITS = "codes", "logits"
+"""Frames of codes i64 [1, F, K], and what one of them is chosen of [1, V]; `CODE` is also the code i64 [1, 1] that is read."""
 
 STATE = "in_cache_"
 """How the names of a step's inputs begin that are states."""
@@ -127,6 +130,40 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class Codes:
+    """How frames of codes are made: the first code of each after the frame before, the others one after another.
+
+    Attributes:
+        count: codes of a frame.
+        end: the code that all but the last of a frame are which ends the speech.
+        most_steps: frames of a text, at most.
+        first: how the first code is chosen, by transformers' names (`do_sample`, `temperature`, `top_k`, ...).
+        others: how the others are.
+    """
+
+    count: int
+    end: int
+    most_steps: int
+    first: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Template:
+    """How a text is written before it becomes tokens: as a message of the tokenizer's chat template.
+
+    Attributes:
+        role: of the message.
+        numbered: whether the role is the number of a speaker.
+        left_out: tokens of the template that are no text.
+    """
+
+    role: str
+    numbered: bool = False
+    left_out: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class SpeechPlan:
     """How the archives connect.
 
@@ -134,11 +171,12 @@ class SpeechPlan:
         sampling_rate: samples a second.
         noise: random inputs, by name.
         speaker: None where there is one voice.
-        durations: how rows are repeated; None where frames are made step by step.
-        steps: how; None where rows are repeated.
+        durations: how rows are repeated; None where frames or codes are made step by step.
+        steps: how; None where rows are repeated, or frames are codes.
         most_tokens: that a text may have; None for any number.
         most_frames: the same of frames.
-        left_out: tokens of the tokenizer's chat template that are no text; None where a text has no template.
+        template: how a text is written; None where its tokens are all there is.
+        codes: how frames of codes are made; None where frames are no codes.
     """
 
     sampling_rate: int
@@ -148,7 +186,8 @@ class SpeechPlan:
     steps: Steps | None = None
     most_tokens: int | None = None
     most_frames: int | None = None
-    left_out: list[int] | None = None
+    template: Template | None = None
+    codes: Codes | None = None
 
     def recorded(self) -> dict[str, Any]:
         """Return the entry of `export.json`."""
@@ -158,6 +197,7 @@ class SpeechPlan:
     def of_record(record: Mapping[str, Any]) -> SpeechPlan:
         """Read the entry of an `export.json`, whose form was checked."""
         speaker, durations, steps = (record.get(name) for name in ("speaker", "durations", "steps"))
+        template, codes = record.get("template"), record.get("codes")
         return SpeechPlan(
             sampling_rate=record["sampling_rate"],
             noise={name: Noise(**each) for name, each in record.get("noise", {}).items()},
@@ -166,5 +206,6 @@ class SpeechPlan:
             steps=Steps(**steps) if steps is not None else None,
             most_tokens=record.get("most_tokens"),
             most_frames=record.get("most_frames"),
-            left_out=record.get("left_out"),
+            template=Template(**template) if template is not None else None,
+            codes=Codes(**codes) if codes is not None else None,
         )

@@ -43,9 +43,10 @@ from t2n_llm.tasks.speech.plan import (
     Speaker,
     SpeechPlan,
     Steps,
+    Template,
 )
 
-_VOICE, _NOISE = "audio_prompt_latents", "noise"
+_VOICE, _NOISE, _ROLE = "audio_prompt_latents", "noise", "user"
 _PLACEHOLDERS = ("audio_prompt_bos_token_id", "audio_prompt_token_id", "audio_bos_token_id", "audio_latent_token_id")
 _PADDING = 3  # tokens before are padding and the like
 # What transformers takes where generation_config.json and processor_config.json say nothing.
@@ -79,7 +80,7 @@ class PocketTts(SpeechFamily):
             noise={_NOISE: Noise([1, config.latent_dim], self._noise_scale)},
             speaker=Speaker(_VOICE, width=self._voice_width, rows=True),
             steps=self._steps,
-            left_out=sorted(self._placeholders),
+            template=Template(_ROLE, left_out=sorted(self._placeholders)),
         )
 
     def parts(self, network: Any) -> tuple[SpeechPart, ...]:

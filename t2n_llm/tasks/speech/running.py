@@ -5,9 +5,9 @@ In: archives and the plan that connects them. Out: f32 [samples]. `t2n-llm gener
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,14 @@ import numpy as np
 from generic_export.errors import ArchiveError, OptionError
 from generic_export.read.outline import read_outline
 from generic_export.read.reading import read_graph_text, signature_of
-from t2n_llm.check.archive_sessions import NamedArchive, OpenTurns, open_archive_session, open_turns
+from t2n_llm.check.archive_sessions import NamedArchive, open_archive_session, open_turns
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.runner import empty_shape
 from t2n_llm.tasks.speech.arrays import Draws, frames_of_tokens, given_to
+from t2n_llm.tasks.speech.frames_of_codes import CodeMaker, chosen_by
 from t2n_llm.tasks.speech.plan import (
+    CODE,
+    CODES,
     DURATIONS,
     FRAME,
     FRAMES,
@@ -33,41 +36,11 @@ from t2n_llm.tasks.speech.plan import (
     TEXT,
     TOKENS,
     WAVEFORM,
+    Codes,
     SpeechPlan,
     Steps,
 )
-
-
-@dataclass(frozen=True)
-class StepArchive:
-    """The archive of a step in an engine.
-
-    Attributes:
-        begin: begins the steps of a text.
-        inputs, outputs: of its graph, in order; the states are the last ones.
-        states: before the first step.
-    """
-
-    begin: OpenTurns
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    states: tuple[np.ndarray, ...]
-
-    def about(
-        self, told: Mapping[str, np.ndarray], varying: Collection[str]
-    ) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
-        """Return a function from the inputs of a step by name to its outputs, without the states.
-
-        Args:
-            told: what all steps of a text have, by name, the states that the text's archive made, and others.
-            varying: names of the inputs that each step is given.
-        """
-        first = len(self.inputs) - len(self.states)
-        named, kept = self.inputs[:first], self.inputs[first:]
-        given = [name for name in named if name in varying]
-        states = [told.get(name, empty) for name, empty in zip(kept, self.states, strict=True)]
-        turn = self.begin({name: told[name] for name in named if name not in varying}, states)
-        return lambda known: dict(zip(self.outputs, turn([known[name] for name in given]), strict=False))
+from t2n_llm.tasks.speech.step_archive import StepArchive
 
 
 @dataclass(frozen=True)
@@ -77,10 +50,12 @@ class Forced:
     Attributes:
         durations: f32 [1, S]; None for frames that are made step by step.
         frames: f32 [1, F, D], for these.
+        codes: i64 [1, F, K], for frames of codes.
     """
 
     durations: np.ndarray | None = None
     frames: np.ndarray | None = None
+    codes: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -89,13 +64,13 @@ class SpeechModel:
 
     Attributes:
         plan: how they connect.
-        archives: by role, all but that of a step.
-        step: that one, or None.
+        archives: by role, all but those of steps.
+        steps: these.
     """
 
     plan: SpeechPlan
     archives: Mapping[str, NamedArchive]
-    step: StepArchive | None = None
+    steps: Mapping[str, StepArchive] = field(default_factory=dict)
 
     def spoken(
         self,
@@ -115,16 +90,20 @@ class SpeechModel:
             words: of the text; None for many.
 
         Raises:
-            OptionError: the text takes more frames than the model has positions for.
+            OptionError: the text takes more frames than the model has positions for, or none.
             EngineError: the engine failed.
         """
         known = {IDS: ids}
         known |= self._run(TEXT, known, speaker, draws, {TOKENS: ids.shape[1]})
-        if self.plan.steps is not None:
+        if self.plan.codes is not None:
+            known |= self._coded(self.plan.codes, known, draws, forced or Forced())
+        elif self.plan.steps is not None:
             known |= self._stepped(self.plan.steps, known, speaker, draws, forced or Forced(), words)
         else:
             known |= {FRAMES: self._repeated(known, forced or Forced())}
-        sizes = {LENGTH: known[FRAMES].shape[1]}
+        sizes = {LENGTH: known[FRAMES if self.plan.codes is None else CODES].shape[1]}
+        if not sizes[LENGTH]:
+            raise OptionError("the model ended the speech before its first frame.", "Use another text, or another --seed.")
         if self.plan.most_frames is not None and sizes[LENGTH] > self.plan.most_frames:
             raise OptionError(
                 f"the text takes {sizes[LENGTH]} frames, and the model has positions for {self.plan.most_frames}.",
@@ -163,22 +142,36 @@ class SpeechModel:
         words: int | None,
     ) -> dict[str, np.ndarray]:
         """Return frames [1, F, D] and `stop` [steps]; a step reads the last frame, and the states after it."""
-        if self.step is None:
-            raise ArchiveError("a speech model has steps, and no archive of one.", "Export the model again.")
+        archive = self._step(STEP)
         varying = (FRAME, *self.plan.noise)
-        run = self.step.about(given_to((), self.plan, known, speaker, draws, {}), varying)
+        run = archive.about(given_to((), self.plan, known, speaker, draws, {}), varying)
         frame, made, stops = known.get(FRAME), list[np.ndarray](), list[float]()
         if frame is None:
             frame = np.zeros((1, 1, steps.width), np.float32)
         tokens = known[IDS].shape[1]
         while not made or not self._ended(steps.count(stops, tokens, words), made, forced):
-            out = run(given_to(self.step.inputs, self.plan, {FRAME: frame}, None, draws, {}))
+            out = run(given_to(archive.inputs, self.plan, {FRAME: frame}, None, draws, {}))
             made.append(out[FRAMES])
             stops.append(float(out[STOP][0]))
             last = sum(frames.shape[1] for frames in made)
             source = out[FRAMES] if forced.frames is None else forced.frames[:, :last]
             frame = source[:, -1:]
         return {FRAMES: np.concatenate(made, axis=1), STOP: np.array(stops, np.float32)}
+
+    def _coded(
+        self, rule: Codes, known: Mapping[str, np.ndarray], draws: Draws, forced: Forced
+    ) -> dict[str, np.ndarray]:
+        """Return codes i64 [1, F, K] and the logits [F * K, V] that they were chosen of."""
+        maker = CodeMaker(rule, self._step(STEP), self._step(CODE))
+        codes = forced.codes
+        if codes is None:
+            return maker.made(known, chosen_by(rule, draws.seed), rule.most_steps)
+        return maker.made(known, lambda number, place, _: int(codes[0, number, place]), codes.shape[1])
+
+    def _step(self, role: str) -> StepArchive:
+        if role not in self.steps:
+            raise ArchiveError(f"a speech model has steps, and no archive {role!r}.", "Export the model again.")
+        return self.steps[role]
 
     @staticmethod
     def _ended(count: int, made: list[np.ndarray], forced: Forced) -> bool:
@@ -202,15 +195,17 @@ def open_speech(
         EngineError: the engine is not installed, or refuses an archive.
     """
     with ExitStack() as stack:
-        opened, step = {}, None
+        opened, steps = {}, {}
         for role, path in archives.items():
             names = signature_of(read_graph_text(path))
             inputs, outputs = tuple(names.inputs), tuple(names.outputs)
-            if role == STEP:
-                step = StepArchive(stack.enter_context(open_turns(path, engine)), inputs, outputs, _first_states(path))
+            if role in (STEP, CODE):
+                steps[role] = StepArchive(
+                    stack.enter_context(open_turns(path, engine)), inputs, outputs, _first_states(path)
+                )
             else:
                 opened[role] = NamedArchive(stack.enter_context(open_archive_session(path, engine)), inputs, outputs)
-        yield SpeechModel(plan, opened, step)
+        yield SpeechModel(plan, opened, steps)
 
 
 def _first_states(archive: Path) -> tuple[np.ndarray, ...]:

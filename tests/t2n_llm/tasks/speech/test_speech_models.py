@@ -31,15 +31,18 @@ from t2n_llm.source.reference import SourceRef
 from t2n_llm.tasks.names import TEXT_TO_AUDIO
 from t2n_llm.tasks.speech.arrays import Draws, frames_of_tokens, typical_speaker
 from t2n_llm.tasks.speech.families import family_of
-from t2n_llm.tasks.speech.plan import Durations, SpeechPlan, Steps
+from t2n_llm.tasks.speech.frames_of_codes import CodeMaker
+from t2n_llm.tasks.speech.plan import Codes, Durations, SpeechPlan, Steps
 from t2n_llm.tasks.speech.running import open_speech
+from t2n_llm.tasks.speech.step_archive import StepArchive
 from t2n_llm.zoo.tiny_model import build_tiny_model, save_tiny_model, save_tiny_vocoder
 from tests.shared_folders import SharedFolders
 
 _VITS, _FAST, _WITH_VOCODER, _SPEECHT5 = (
     *("vits", "fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "speecht5"),
 )
-_POCKET, _PHONON = "pocket_tts", "gradium_phonon_tts"
+_POCKET, _PHONON, _CSM = "pocket_tts", "gradium_phonon_tts", "csm"
+_FRAMES = 6
 _TOKENS = 12  # neither of the two lengths of the check, nor the traced one
 _FIRST_ID = 9  # those before are padding and the like
 _SAMPLES_PER_FRAME = 1920
@@ -75,11 +78,13 @@ def _save(kind: str, folder: Path) -> None:
     if kind == _SPEECHT5:  # random weights say stop at once
         with torch.no_grad():
             model.speech_decoder_postnet.prob_out.bias.fill_(-4.0)
+    if kind == _CSM:
+        model.generation_config.max_new_tokens = _FRAMES
     save_tiny_model(model, folder / "model", TEXT_TO_AUDIO, kind)
     save_tiny_vocoder(model, folder / "vocoder", TEXT_TO_AUDIO)
 
 
-@pytest.mark.parametrize("kind", [_VITS, _WITH_VOCODER, _SPEECHT5, _POCKET, _PHONON])
+@pytest.mark.parametrize("kind", [_VITS, _WITH_VOCODER, _SPEECHT5, _POCKET, _PHONON, _CSM])
 def test_the_waveform_is_that_of_transformers(kind: str, exported: Callable[[str], Exported]) -> None:
     made = exported(kind)
     manifest = read_manifest(made.folder)
@@ -105,7 +110,7 @@ def test_the_waveform_is_that_of_transformers(kind: str, exported: Callable[[str
     assert bool(plan.noise) == (not np.array_equal(got["waveform"], other["waveform"]))
 
 
-@pytest.mark.parametrize("kind", [_VITS, _WITH_VOCODER, _SPEECHT5, _POCKET])
+@pytest.mark.parametrize("kind", [_VITS, _WITH_VOCODER, _SPEECHT5, _POCKET, _CSM])
 def test_every_export_is_checked_at_two_lengths(kind: str, exported: Callable[[str], Exported]) -> None:
     validation = read_manifest(exported(kind).folder)["validation"]
     assert validation is not None and validation["passed"]
@@ -218,9 +223,58 @@ def test_a_voice_and_a_text_are_spoken(exported: Callable[[str], Exported], tmp_
             model.spoken("one", speaker=None if wrong is None else str(tmp_path / wrong))
 
 
-def _save_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of words whose chat template adds tokens that stand for sound, as that of Pocket TTS does."""
+def test_codes_are_drawn_with_the_models_settings_and_a_seed(
+    exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(exported(_CSM).folder, folder)
+    _save_tokenizer(folder, "[{{ messages[0]['role'] }}]{{ messages[0]['content'][0]['text'] }}")
+    manifest = json.loads((folder / "export.json").read_text())
+    assert manifest["speech"]["codes"]["first"] == {}  # the likeliest codes
+    drawn = {"do_sample": True, "temperature": 2.0}
+    manifest["speech"]["codes"] |= {"first": drawn, "others": drawn}
+    (folder / "export.json").write_text(json.dumps(manifest))
+    model = SpeakingModel.open(folder)
+    said = model.spoken("one two", seed=1)
+    assert said.shape == (_FRAMES * _SAMPLES_PER_FRAME,)
+    np.testing.assert_array_equal(said, model.spoken("one two", seed=1))
+    assert not np.array_equal(said, model.spoken("one two", seed=2))
+    assert not np.array_equal(said, model.spoken("one two", seed=1, speaker="2"))  # another number before the text
+    with pytest.raises(OptionError, match="speakers of this model are numbers"):
+        model.spoken("one", speaker="voice.npy")
+
+
+def test_speech_of_codes_ends_with_a_frame_of_ends() -> None:
+    rule = Codes(count=3, end=0, most_steps=9)
+    for given, heard in (
+        ([[5, 6, 7], [0, 0, 0]], [[5, 6, 7]]),
+        ([[5, 6, 7], [0, 0, 4]], [[5, 6, 7], [0, 0, 4]]),
+        ([[5, 0, 0], [0, 1, 0], [2, 2, 2]], [[5, 0, 0], [0, 1, 0], [2, 2, 2]]),
+        ([[0, 0, 0]], []),
+    ):
+        counter = StepArchive(_counting, ("codes",), ("logits",), ())
+        maker = CodeMaker(rule, counter, StepArchive(_counting, ("code",), ("logits",), ()))
+        told = {"logits": np.zeros((1, 8), np.float32)}
+        made = maker.made(told, lambda frame, place, _, given=given: given[frame][place], len(given))
+        assert made["codes"].tolist() == [heard]
+        assert made["logits"].shape == (3 * len(heard), 8)
+
+
+def _counting(_held: object, _states: object) -> Callable[[object], list[np.ndarray]]:
+    """Begin turns that answer with logits of nothing."""
+    return lambda _: [np.zeros((1, 8), np.float32)]
+
+
+_WITH_SOUND = "{{ messages[0]['content'][0]['text'] }}<sound>"
+
+
+def _save_tokenizer(folder: Path, template: str = _WITH_SOUND) -> None:
+    """Write a tokenizer of words whose chat template adds a token that stands for sound, as that of Pocket TTS does."""
     vocabulary = {
+        "[": 30,
+        "]": 31,
+        "0": 32,
+        "2": 33,
         "<pad>": 0,
         "<unk>": 1,
         "one": 20,
@@ -235,7 +289,7 @@ def _save_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.add_special_tokens(["<sound>"])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>")
-    fast.chat_template = "{{ messages[0]['content'][0]['text'] }}<sound>"
+    fast.chat_template = template
     fast.save_pretrained(folder)
 
 
