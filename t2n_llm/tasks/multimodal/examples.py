@@ -18,6 +18,7 @@ from generic_export.errors import OptionError
 from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE
 from t2n_llm.tasks.multimodal.any_length import AnyLengthSound
 from t2n_llm.tasks.multimodal.any_size import FreeForm, MaskedPatches, PatchGrid, PlacedPatches, SizedPixels
+from t2n_llm.tasks.multimodal.family import IMAGES
 
 _ANY_SIZE = ("image_grid_thw", "image_grid_hw", "spatial_shapes", "target_sizes", "image_position_ids")
 _MOST_TILES = 12
@@ -28,6 +29,9 @@ _FAR_SAMPLES = 1 << 20
 _SOUND_MASKS = ("input_features_mask", "padding_mask")
 SAMPLES = "input_values"
 """The input of models that read the samples of a recording."""
+
+_HIGH_RESOLUTION = "high_res_pixel_values"
+"""The input of models that read each image a second time, in a larger size."""
 
 _COMMON_SIDE = 4  # of patches that are joined in pairs, twice
 
@@ -44,6 +48,7 @@ class EncoderExample:
         side: height and width of the image in pixels that gives these arguments; None where images of all sizes do.
         form: how images of any size are passed; None where that is not known.
         is_free: whether images have any size; `pixels` is an example then.
+        pictures: see `Family`.
     """
 
     pixels: tuple[int, ...]
@@ -53,6 +58,19 @@ class EncoderExample:
     side: int | None = None
     form: FreeForm | None = None
     is_free: bool = False
+    pictures: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def named(self, name: str, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what the model takes for images, by name.
+
+        Args:
+            name: of the input, where it is one.
+            pixels: as `pixels` says their shape; [N, numbers] where there are `pictures`.
+        """
+        if not self.pictures:
+            return {name: pixels[None] if self.nested else pixels}
+        rows = pixels.split([math.prod(shape) for shape in self.pictures.values()], dim=-1)
+        return {each: row.unflatten(-1, shape) for (each, shape), row in zip(self.pictures.items(), rows, strict=True)}
 
     @property
     def free_form(self) -> FreeForm | None:
@@ -132,6 +150,8 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
         for merge in dict.fromkeys((pooled, 1)):  # pooled by the encoder, or by the processor
             patch = vision.patch * pooled // merge
             yield _with_places(pixels // patch, vision.channels * patch**2, pixels, merge)
+    elif _HIGH_RESOLUTION in parameters:
+        yield _of_two_pictures(vision.square(), _Vision.of(config.high_res_vision_config, None).square())
     elif "pixel_attention_mask" in parameters:  # tiles of an image, all of them whole
         yield EncoderExample((1, *vision.square()), nested=True)
         yield EncoderExample((1, *vision.square()))
@@ -197,6 +217,13 @@ def _audio_part(config: Any) -> Any:
 
 def _mel_width(audio: Any) -> int:
     return int(_first(audio, "input_size", "num_mel_bins", "input_dim", "input_feat_size", default=128))
+
+
+def _of_two_pictures(*shapes: tuple[int, ...]) -> EncoderExample:
+    """Return an image in two sizes [C, H, W]."""
+    return EncoderExample(
+        (1, sum(map(math.prod, shapes))), pictures=dict(zip((IMAGES.input_name, _HIGH_RESOLUTION), shapes, strict=True))
+    )
 
 
 def _with_places(side: int, width: int, pixels: int, merge: int) -> EncoderExample:

@@ -128,6 +128,13 @@ class Family(Protocol):
         """The shape of one image, as transformers' image processor gives it; of an example, where there are `free_axes`."""
 
     @property
+    def pictures(self) -> Mapping[str, tuple[int, ...]]:
+        """The inputs of transformers' model that one image becomes, with their shapes, where it becomes several pictures.
+
+        The archive takes the numbers of all of them in one row.
+        """
+
+    @property
     def input_description(self) -> str:
         """What the archive takes as an image, in words for `export.json`."""
 
@@ -210,6 +217,11 @@ class BaseFamily(ABC):
         """See `Family`: there is no other size."""
         del shape
         return self.rows_per_image
+
+    @property
+    def pictures(self) -> Mapping[str, tuple[int, ...]]:
+        """See `Family`: an image is one picture."""
+        return {}
 
     @property
     def input_description(self) -> str:

@@ -151,8 +151,15 @@ class FeatureFamily(BaseFamily):
         return super().rows_of_image(shape) if form is None else form.rows(shape)
 
     @property
+    def pictures(self) -> Mapping[str, tuple[int, ...]]:
+        """See `Family`."""
+        return self.example.pictures
+
+    @property
     def input_description(self) -> str:
         """See `Family`."""
+        if self.pictures:
+            return f"for each image, the numbers of the processor's {' and '.join(self.pictures)}, flattened, one after the other"
         return super().input_description if self.example.free_form is None else self.example.free_form.input_description
 
     @property
@@ -200,7 +207,7 @@ class FeatureFamily(BaseFamily):
             joined = torch.cat(tuple(images), dim=self.example.axis)
         return {
             **given,
-            self.medium.input_name: joined[None] if self.example.nested else joined,
+            **self.example.named(self.medium.input_name, joined),
             **self.known([image.shape for image in images]),
         }
 
@@ -259,7 +266,7 @@ def _encoder(medium: Medium, network: Any, example: EncoderExample) -> Encoder:
             positions_of_one_image(network),
             windows_filled_up(network, *example.grid(shape)) as further,
         ):
-            given = {medium.input_name: pixels[None] if example.nested else pixels, **known, **further}
+            given = {**example.named(medium.input_name, pixels), **known, **further}
             found = _features_of(medium, network)(**given, return_dict=True)
         if isinstance(found.pooler_output, torch.Tensor) and found.pooler_output.ndim == 3:
             return (found.pooler_output,)
@@ -370,7 +377,7 @@ def _family_of(
         except Exception as error:  # models raise exceptions of any type for a wrong shape
             refusals.append(error)
             continue
-        stacks = not example.known and len(example.pixels) == 4 and found[0].ndim == 3
+        stacks = not example.known and (len(example.pixels) == 4 or bool(example.pictures)) and found[0].ndim == 3
         rows = found[0].flatten(0, -2).shape[0]
         if example.free_form is not None and rows != example.free_form.rows(example.pixels):
             refusals.append(ValueError(f"{rows} rows, where {example.free_form.row_count} says otherwise"))

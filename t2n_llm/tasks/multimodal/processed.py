@@ -33,11 +33,24 @@ def items_of(made: Mapping[str, Any], family: Family) -> tuple[np.ndarray, ...]:
     processed = {key: np.asarray(made[key]) for key in (name, *family.known([shape])) if key in made}
     if family.free_axes:
         return family.split(processed)
+    if family.pictures:
+        processed[name] = _in_one_row(made, family)
     processed = _without_padding(processed, name)
     items = _split(processed[name].astype(np.float32), shape, family)
     if items is None or not _is_of_size(processed, family, [shape] * len(items)):
-        raise _other_size(processed[name].shape, _kept_side(processed, name, shape, family), shape, family)
+        raise _other_size(name, processed[name].shape, _kept_side(processed, name, shape, family), shape, family)
     return tuple(items)
+
+
+def _in_one_row(made: Mapping[str, Any], family: Family) -> np.ndarray:
+    """Return the numbers of all pictures of each image, [N, numbers]."""
+    rows = []
+    for name, shape in family.pictures.items():
+        pictures = np.asarray(made.get(name))
+        if pictures.shape[-len(shape) :] != shape:
+            raise _other_size(name, pictures.shape, None, shape, family)
+        rows.append(pictures.reshape(-1, math.prod(shape)))
+    return np.concatenate(rows, axis=1)
 
 
 def _without_padding(processed: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
@@ -91,13 +104,10 @@ def _kept_side(processed: Mapping[str, np.ndarray], name: str, shape: Sequence[i
     return round(found) if math.isclose(found, round(found), abs_tol=1e-6) else None
 
 
-def _other_size(found: Sequence[int], kept: int | None, shape: Sequence[int], family: Family) -> OptionError:
+def _other_size(name: str, found: Sequence[int], kept: int | None, shape: Sequence[int], family: Family) -> OptionError:
     side = family.image_side()
     size = "" if side is None else f", that of {side} x {side} pixels"
-    message = (
-        f"the model's processor makes {family.medium.input_name} of shape {list(found)}, and the archive takes "
-        f"{list(shape)}{size}."
-    )
+    message = f"the model's processor makes {name} of shape {list(found)}, and the archive takes {list(shape)}{size}."
     if side is None:
         return OptionError(message, "Use the preprocessor_config.json that belongs to the model.")
     wanted = "an --image-size that the processor keeps" if kept in (None, side) else f"--image-size {kept}"

@@ -82,8 +82,9 @@ class MultimodalTask(Task):
             revision=source.revision,
             trust_remote_code=source.trust_remote_code,
         )
-        is_resized = bool(family.free_axes) and not family.medium.hears  # a front end makes images of one size
-        front = () if is_resized else frontend_graphs(source, options, family.medium.input_name)
+        is_resized = bool(family.free_axes) and not family.medium.hears
+        # A front end makes images of one size, and one picture of each.
+        front = () if is_resized or family.pictures else frontend_graphs(source, options, family.medium.input_name)
         return (*front, *parts)
 
     def typical_inputs(

@@ -131,3 +131,21 @@ def test_what_fills_up_smaller_images_is_left_out(name: str) -> None:
     for key in again.keys() - {MODALITY_TYPES}:  # that one is of the prompt, not of its images
         value = again[key]
         np.testing.assert_array_equal(value, made[key][tuple(slice(size) for size in value.shape)])
+
+
+def test_an_image_in_two_sizes_is_one_row_that_the_model_reads_apart() -> None:
+    from transformers import DeepseekVLHybridImageProcessorPil
+
+    config = tiny_config("deepseek_vl_hybrid", IMAGE_TEXT_TO_TEXT)
+    config.high_res_vision_config.image_size = 128
+    sizes = {name: {"height": side, "width": side} for name, side in (("size", 64), ("high_res_size", 128))}
+    made = DeepseekVLHybridImageProcessorPil(**sizes)(_pictures(48), return_tensors="pt")
+    family = family_of(config)
+    items = items_of(made, family)
+    assert [item.shape for item in items] == [(3 * (64**2 + 128**2),)] * 2
+    given = family.reference_inputs(torch.zeros(1, 1), [torch.from_numpy(item) for item in items])
+    for name in ("pixel_values", "high_res_pixel_values"):
+        torch.testing.assert_close(given[name], made[name])
+    made["high_res_pixel_values"] = made["high_res_pixel_values"][..., :64]
+    with pytest.raises(OptionError, match=r"makes high_res_pixel_values of shape \[2, 3, 128, 64\]"):
+        items_of(made, family)
