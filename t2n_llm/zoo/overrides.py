@@ -119,6 +119,7 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
             "swiglu_limits_shared": [0.0, 0.0, 0.25],
         }
     },
+    "granite_docling": {"vision_config": {"deepstack_visual_indexes": [0, 2]}},
     "hy_v4_vl": _rotary_axes(2, 1, 1),
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
     "muse_glimmer": {"out_hidden_size": 256},

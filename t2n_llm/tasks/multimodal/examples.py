@@ -42,7 +42,8 @@ class EncoderExample:
 
     Attributes:
         pixels: shape of `pixel_values`.
-        known: the other arguments, the same for each image of this size, with the images along their first axis.
+        known: the other arguments, the same for each image of this size, with the images along their first axis; along their
+            second one, if `nested`.
         axis: of `pixel_values`, along which several images are joined.
         nested: whether the model has an axis before them, of texts with several images each.
         side: height and width of the image in pixels that gives these arguments; None where images of all sizes do.
@@ -155,6 +156,8 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
     elif "pixel_attention_mask" in parameters:  # tiles of an image, all of them whole
         yield EncoderExample((1, *vision.square()), nested=True)
         yield EncoderExample((1, *vision.square()))
+        is_real = torch.ones((1, 1), dtype=torch.bool)  # a mask of whole tiles (Granite Docling)
+        yield EncoderExample((1, *vision.square()), {"pixel_attention_mask": is_real}, nested=True)
     elif "image_sizes" in parameters:
         side = vision.pixels(image_size) if _is_pixtral(config) else vision.image_size
         sizes = {"image_sizes": torch.tensor([[side, side]])}

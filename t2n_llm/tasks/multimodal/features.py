@@ -185,7 +185,8 @@ class FeatureFamily(BaseFamily):
         """See `Family`."""
         if self.example.free_form is not None:
             return self.example.free_form.known(shapes)
-        return {name: torch.cat([value] * len(shapes)) for name, value in self.example.known.items()}
+        axis = int(self.example.nested)
+        return {name: torch.cat([value] * len(shapes), axis) for name, value in self.example.known.items()}
 
     def encoder(self, network: Any) -> Encoder:
         """See `Family`."""

@@ -135,7 +135,7 @@ def _added_to_first_layers(network: Any, rows: tuple[torch.Tensor, ...]) -> Iter
 
     transformers adds them where a mask says so, and the number of those places is not known to a graph.
     """
-    layers = network.model.language_model.layers if rows else ()
+    layers = network.get_decoder().layers if rows else ()
     hooks = [
         layer.register_forward_hook(lambda _module, _given, hidden, added=added: hidden + added)
         for layer, added in zip(layers, rows, strict=False)

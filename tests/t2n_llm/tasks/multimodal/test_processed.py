@@ -149,3 +149,16 @@ def test_an_image_in_two_sizes_is_one_row_that_the_model_reads_apart() -> None:
     made["high_res_pixel_values"] = made["high_res_pixel_values"][..., :64]
     with pytest.raises(OptionError, match=r"makes high_res_pixel_values of shape \[2, 3, 128, 64\]"):
         items_of(made, family)
+
+
+def test_tiles_with_a_mask_of_their_own_are_read_one_by_one() -> None:
+    from transformers import GraniteDoclingImageProcessorPil
+
+    pages = [Image.new("RGB", size, (90, 60, 30)) for size in ((128, 64), (64, 64))]
+    made = GraniteDoclingImageProcessorPil(size={"height": 64, "width": 64})([pages], return_tensors="pt")
+    family = family_of(tiny_config("granite_docling", IMAGE_TEXT_TO_TEXT))
+    items = items_of(made, family)
+    assert [item.shape for item in items] == [(1, 3, 64, 64)] * 4
+    given = family.reference_inputs(torch.zeros(1, 1), [torch.from_numpy(item) for item in items])
+    for name in ("pixel_values", "pixel_attention_mask"):
+        torch.testing.assert_close(given[name], made[name])
