@@ -119,6 +119,13 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
             "swiglu_limits_shared": [0.0, 0.0, 0.25],
         }
     },
+    "granite4_vision": {
+        **_TILES,
+        "text_config": {"num_hidden_layers": 5},
+        "downsample_rate": "2/4",
+        "deepstack_layer_map": [[-2, 0]],
+        "spatial_target_layers": [1, 2, 3, 4],  # one for each corner of a block of patches
+    },
     "granite_docling": {"vision_config": {"deepstack_visual_indexes": [0, 2]}},
     "hy_v4_vl": _rotary_axes(2, 1, 1),
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},

@@ -120,8 +120,8 @@ class Family(Protocol):
         """Return how many rows an image or a whole segment of some shape becomes."""
 
     @property
-    def deepstack_layers(self) -> int:
-        """How many of the decoder's first layers have further rows of an image added to what they give."""
+    def deepstack_layers(self) -> tuple[int, ...]:
+        """The decoder's layers to whose outputs further rows of an image are added; -1 for what the first layer takes."""
 
     @property
     def pixel_shape(self) -> tuple[int, ...]:
@@ -244,9 +244,9 @@ class BaseFamily(ABC):
         return ()
 
     @property
-    def deepstack_layers(self) -> int:
+    def deepstack_layers(self) -> tuple[int, ...]:
         """See `Family`."""
-        return 0
+        return ()
 
     def image_side(self) -> int | None:
         """See `Family`."""

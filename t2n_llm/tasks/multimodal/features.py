@@ -74,7 +74,7 @@ class FeatureFamily(BaseFamily):
         network: transformers' model, without weights.
         example: how it takes an image.
         rows: how many rows an image becomes.
-        stacked: for how many of the decoder's first layers it gives further rows.
+        stacked: see `Family.deepstack_layers`.
         stacks_images: whether the encoder reads several images at once.
     """
 
@@ -82,7 +82,7 @@ class FeatureFamily(BaseFamily):
     network: Any
     example: EncoderExample
     rows: int
-    stacked: int
+    stacked: tuple[int, ...]
     stacks_images: bool
 
     @property
@@ -123,7 +123,7 @@ class FeatureFamily(BaseFamily):
         return self.rows
 
     @property
-    def deepstack_layers(self) -> int:
+    def deepstack_layers(self) -> tuple[int, ...]:
         """See `Family`."""
         return self.stacked
 
@@ -271,11 +271,26 @@ def _encoder(medium: Medium, network: Any, example: EncoderExample) -> Encoder:
             found = _features_of(medium, network)(**given, return_dict=True)
         if isinstance(found.pooler_output, torch.Tensor) and found.pooler_output.ndim == 3:
             return (found.pooler_output,)
-        return tuple(
-            _joined(rows) for rows in (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
-        )
+        layered = [_joined(rows) for rows in _further_rows(found)]
+        # A model whose rows are all for layers adds them to zeros.
+        first = _joined(found.pooler_output) if found.pooler_output is not None else torch.zeros_like(layered[0])
+        return (first, *layered)
 
     return Encoder(example.known, encode)
+
+
+def _further_rows(found: Any) -> list[Any]:
+    """Return the rows of images for each of `Family.deepstack_layers`; if several are for one layer, the last ones."""
+    further = list(getattr(found, "deepstack_features", None) or ())
+    names_layers = further and isinstance(further[0], tuple) and isinstance(further[0][0], int)
+    return list(dict(further).values()) if names_layers else further
+
+
+def _deepstack_layers(config: Any, count: int) -> tuple[int, ...]:
+    """Return `Family.deepstack_layers` of a model that gives rows for so many: those that its config names, or the first ones."""
+    named = [layer for _, layer in getattr(config, "deepstack_layer_map", None) or ()]
+    named += getattr(config, "spatial_target_layers", None) or ()
+    return tuple(layer - 1 for layer in dict.fromkeys(named)) or tuple(range(count))
 
 
 def _joined(rows: Any) -> torch.Tensor:
@@ -385,7 +400,7 @@ def _family_of(
             continue
         if image_size is None and not example.is_free and config.model_type not in _OF_ONE_SIZE:
             example, rows = _freed(medium, network, example) or (example, rows)
-        return FeatureFamily(medium, network, example, rows, len(found) - 1, stacks)
+        return FeatureFamily(medium, network, example, rows, _deepstack_layers(config, len(found) - 1), stacks)
     tried = "; ".join(map(str, refusals))
     raise UnknownArchitectureError(
         f"models of type {config.model_type!r}: {_FUNCTIONS[medium.task]} does not run for one {medium.noun}: {tried}.",

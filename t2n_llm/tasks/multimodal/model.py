@@ -75,7 +75,7 @@ class DecoderModule(nn.Module):
     def __init__(
         self,
         network: Any,
-        deepstack: int,
+        deepstack: tuple[int, ...],
         further: str | None,
         form: StateForm,
         slots: tuple[Slot, ...],
@@ -105,13 +105,13 @@ class DecoderModule(nn.Module):
 
         Args:
             inputs_embeds: [1, S, D], image rows put in.
-            rest: rows [1, S, D] for each of the first layers, zeros where no image is; what else the family takes beside
+            rest: rows [1, S, D] for each of `Family.deepstack_layers`, zeros where no image is; what else the family takes beside
                 embeddings; then the states. An image that is read in both directions must be in one call, as a whole.
 
         Returns:
             The last position's logits [1, 1, vocab], then the states.
         """
-        rows, rest = rest[: self.deepstack], rest[self.deepstack :]
+        rows, rest = rest[: len(self.deepstack)], rest[len(self.deepstack) :]
         given, past = (rest[:1], rest[1:]) if self.further else ((), rest)
         options: dict[str, Any] = {"logits_to_keep": 1}
         if self.further in (POSITIONS, PER_LAYER):
@@ -123,22 +123,24 @@ class DecoderModule(nn.Module):
             name = TOKEN_TYPES if TOKEN_TYPES in taken else MODALITY_TYPES
             options[name] = torch.cat((before, given[0]), dim=1)
         first = _taken_for_first_call() if self.bidirectional_prompts else nullcontext()
-        with _added_to_first_layers(self.network, rows), first:
+        with _added_to_layers(self.network, dict(zip(self.deepstack, rows, strict=True))), first:
             states = dict(zip(self.slots, past, strict=True))
             logits, after = self.form.run(self.network, states, inputs_embeds=inputs_embeds, **options)
         return (logits, *(after[slot] for slot in self.slots))
 
 
 @contextmanager
-def _added_to_first_layers(network: Any, rows: tuple[torch.Tensor, ...]) -> Iterator[None]:
-    """Add rows [1, S, D] to what each of a decoder's first layers gives, for the length of the block.
+def _added_to_layers(network: Any, rows: Mapping[int, torch.Tensor]) -> Iterator[None]:
+    """Add rows [1, S, D] to what a decoder's layers give, for the length of the block; -1 is for what the first layer takes.
 
     transformers adds them where a mask says so, and the number of those places is not known to a graph.
     """
-    layers = network.get_decoder().layers if rows else ()
+    layers = list(network.get_decoder().layers) if rows else []
     hooks = [
-        layer.register_forward_hook(lambda _module, _given, hidden, added=added: hidden + added)
-        for layer, added in zip(layers, rows, strict=False)
+        layers[0].register_forward_pre_hook(lambda _module, given, added=added: (given[0] + added, *given[1:]))
+        if layer < 0
+        else layers[layer].register_forward_hook(lambda _module, _given, hidden, added=added: hidden + added)
+        for layer, added in rows.items()
     ]
     try:
         yield
@@ -257,7 +259,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
         return torch.zeros(shape, dtype=of, device="meta")
 
     deepstack = family.deepstack_layers
-    rows = {deepstack_name(layer): meta(1, _STEPS, width, of=dtype) for layer in range(deepstack)}
+    rows = {deepstack_name(layer): meta(1, _STEPS, width, of=dtype) for layer in range(len(deepstack))}
     axes = family.position_axes if family.decoder_input == POSITIONS else 0
     shapes = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (axes, 1, _STEPS)}
     further = {name: meta(*shape) for name, shape in shapes.items() if name == family.decoder_input}

@@ -79,7 +79,7 @@ class MultimodalText:
         """
         self._embed, self._decode = embed, decode
         self._family = family
-        self._deepstack = family.deepstack_layers
+        self._deepstack = len(family.deepstack_layers)
         self._past = 0
 
     def expect(self, ids: Sequence[int], rows: Sequence[np.ndarray], shapes: Sequence[Sequence[int]]) -> None:
