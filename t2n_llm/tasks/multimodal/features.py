@@ -29,6 +29,7 @@ from t2n_llm.tasks.multimodal.any_length import (
     fills_up_sound,
     find_row_count,
 )
+from t2n_llm.tasks.multimodal.blocks import blocks_filled_up
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
 from t2n_llm.tasks.multimodal.examples import (
     SAMPLES,
@@ -265,6 +266,7 @@ def _encoder(medium: Medium, network: Any, example: EncoderExample) -> Encoder:
         with (
             _EveryImageIsReal(shape, alone=form is not None),
             positions_of_one_image(network),
+            blocks_filled_up(network),
             windows_filled_up(network, *example.grid(shape)) as further,
         ):
             given = {**example.named(medium.input_name, pixels), **known, **further}

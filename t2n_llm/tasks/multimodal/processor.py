@@ -21,7 +21,8 @@ from t2n_llm.tasks.multimodal.processed import items_of
 from t2n_llm.tasks.multimodal.task import archive_shape
 from t2n_llm.tasks.names import recorded_task
 
-_READERS = ("image_processor", "feature_extractor")
+_HEARS = ("feature_extractor", "audio_processor")
+_READERS = ("image_processor", *_HEARS)
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class PromptProcessor:
     def _heard(self, files: Sequence[Path | bytes]) -> dict[str, Any]:
         if not files:
             return {}
-        extractor = self.processor.feature_extractor
+        extractor = next(getattr(self.processor, name) for name in _HEARS if hasattr(self.processor, name))
         rate, most = int(extractor.sampling_rate), getattr(extractor, "n_samples", None)
         waveforms = [read_waveform(file, rate) for file in files]
         whole = not self.family.free_axes and bool(self.family.known([self.family.pixel_shape]))
