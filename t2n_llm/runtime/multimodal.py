@@ -206,8 +206,10 @@ class MultimodalReader:
         return self._reading(MultimodalPrompt(tuple(ids), ()))
 
     def _reading(self, prompt: MultimodalPrompt) -> UnreadText:
-        whole = self._processor.family.bidirectional_prompts
-        left, items = None if whole else left_after(self.held.tokens, prompt.ids), self._items_read()
+        family, items = self._processor.family, self._items_read()
+        # The engine is told the images for cross-attention before the first token.
+        anew = family.bidirectional_prompts or (bool(family.cross_layers) and len(prompt.images) != items)
+        left = None if anew else left_after(self.held.tokens, prompt.ids)
         # Without tokens there may be no session either: the engine failed, and its text ended with it.
         if not self.held.tokens or left is None or items is None or not self._has_seen(prompt, items):
             return UnreadText(len(prompt.ids), prompt.ids, partial(self._start, prompt))

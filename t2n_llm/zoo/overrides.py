@@ -126,6 +126,21 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
         "deepstack_layer_map": [[-2, 0]],
         "spatial_target_layers": [1, 2, 3, 4],  # one for each corner of a block of patches
     },
+    "mllama": {
+        "image_token_index": VOCABULARY,
+        "text_config": {"num_hidden_layers": 4, "cross_attention_layers": [1, 3], "pad_token_id": 0},
+        "vision_config": {
+            "image_size": 32,
+            "patch_size": 8,
+            "hidden_size": 32,
+            "attention_heads": 2,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_global_layers": 2,
+            "intermediate_layers_indices": [0, 2],
+            "vision_output_dim": 96,
+        },
+    },
     "granite_docling": {"vision_config": {"deepstack_visual_indexes": [0, 2]}},
     "hy_v4_vl": _rotary_axes(2, 1, 1),
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},

@@ -86,7 +86,7 @@ def plan_prompts(family: Family, seed: int = 0) -> tuple[Prompt, ...]:
     shapes = {1: (_resized(shape, family, 2),), 2: tuple(_resized(shape, family, each) for each in changes), 0: ()}
 
     def images(count: int) -> tuple[np.ndarray, ...]:
-        return tuple(generator.standard_normal(each).astype(np.float32) for each in shapes[count])
+        return tuple(_image(each, family, generator) for each in shapes[count])
 
     noun = family.medium.noun
     room = shape[-1]
@@ -115,6 +115,11 @@ def plan_prompts(family: Family, seed: int = 0) -> tuple[Prompt, ...]:
     return (
         tuple(replace(prompt, frames=lengths[len(prompt.images)]) for prompt in planned) if family.masked else planned
     )
+
+
+def _image(shape: tuple[int, ...], family: Family, generator: np.random.Generator) -> np.ndarray:
+    made = family.random_image(generator)
+    return generator.standard_normal(shape).astype(np.float32) if made is None else made
 
 
 def _resized(shape: Sequence[int], family: Family, change: int) -> tuple[int, ...]:
@@ -176,7 +181,7 @@ def _generate(model: Any, family: Family, prompt: Prompt) -> Answer:
         logits = model(**given, **options).logits[0, -1]
         rows.append(logits.float().numpy())
         tokens.append(_next_token(logits, placeholders))
-        given = {"input_ids": torch.tensor([tokens[-1:]])}
+        given = {"input_ids": torch.tensor([tokens[-1:]]), **family.later_inputs(given)}
     kept = {slot: tensor.float().numpy() for slot, tensor in states_of(cache).items()}
     return Answer(tuple(rows), tuple(tokens[:-1]), largest_values(kept))
 

@@ -15,6 +15,7 @@ import torch
 from generic_export.errors import OptionError, UnknownArchitectureError
 from t2n_llm.tasks.heads.image_size import processed_size
 from t2n_llm.tasks.models import TASK_MODELS, classes_of
+from t2n_llm.tasks.multimodal.cross_attention import Mllama
 from t2n_llm.tasks.multimodal.family import (
     FRAME_MASK,
     IMAGES,
@@ -109,7 +110,7 @@ class Qwen2Audio(_Whisper):
         return Encoder({}, encode)
 
 
-_HEARS: Mapping[str, Callable[[Any], Family]] = {"voxtral": Voxtral, "qwen2_audio": Qwen2Audio}
+_FAMILIES: Mapping[str, Callable[[Any], Family]] = {"voxtral": Voxtral, "qwen2_audio": Qwen2Audio, "mllama": Mllama}
 
 
 def family_of(
@@ -145,13 +146,14 @@ def family_of(
             f"--task {task}: models of type {config.model_type!r} need --task {medium.task}.",
             f"Use --task {medium.task}.",
         )
-    heard = _HEARS.get(config.model_type)
-    if heard is None:
+    known_family = _FAMILIES.get(config.model_type)
+    if known_family is None:
         processed = processed_size(folder) if medium is IMAGES else None
         return feature_family(medium, config, image_size, trust_remote_code, processed and processed[0])
     if image_size is not None:
-        raise OptionError(f"--image-size {image_size}: this model takes no images.", "Omit it.")
-    return heard(config)
+        takes = "no images" if medium.hears else "images of any size, cut into tiles of one size"
+        raise OptionError(f"--image-size {image_size}: this model takes {takes}.", "Omit it.")
+    return known_family(config)
 
 
 __all__ = ["family_of"]

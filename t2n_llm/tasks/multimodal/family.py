@@ -23,6 +23,9 @@ MODALITY_TYPES = "mm_token_type_ids"
 """What some decoders take beside embeddings: 1 where an image is, int64 [1, S]; where each token is, int64 [3, 1, S]; and further
 embeddings for each layer, [1, S, layers, width], which `embed` gives."""
 
+SEEN_ROWS = "cross_attention_mask"
+"""What decoders with cross-attention take beside embeddings: 1 for each row of an image that a token sees, f32 [1, S, rows]."""
+
 FRAME_MASK = "feature_attention_mask"
 """What some encoders take beside segments of sound: 1 for each frame before the end of a recording, int64 [N, frames]."""
 
@@ -83,7 +86,7 @@ class Family(Protocol):
 
     @property
     def decoder_input(self) -> str | None:
-        """What the decoder takes beside embeddings: `TOKEN_TYPES`, `POSITIONS`, `PER_LAYER` or nothing."""
+        """What the decoder takes beside embeddings: `TOKEN_TYPES`, `POSITIONS`, `PER_LAYER`, `SEEN_ROWS` or nothing."""
 
     @property
     def bidirectional_prompts(self) -> bool:
@@ -122,6 +125,24 @@ class Family(Protocol):
     @property
     def deepstack_layers(self) -> tuple[int, ...]:
         """The decoder's layers to whose outputs further rows of an image are added; -1 for what the first layer takes."""
+
+    @property
+    def cross_layers(self) -> tuple[int, ...]:
+        """The decoder's layers that read images by cross-attention: the encoder makes their keys and values; else none."""
+
+    @property
+    def cross_width(self) -> int:
+        """How many numbers the keys of a row of an image have there, those of all heads."""
+
+    def random_image(self, generator: np.random.Generator) -> np.ndarray | None:
+        """Return an image for a check; None where any numbers of `pixel_shape` are one."""
+
+    def later_inputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what transformers' forward takes for the token after a prompt, beside its id.
+
+        Args:
+            given: what it took for the prompt, or for the token before.
+        """
 
     @property
     def pixel_shape(self) -> tuple[int, ...]:
@@ -247,6 +268,26 @@ class BaseFamily(ABC):
     def deepstack_layers(self) -> tuple[int, ...]:
         """See `Family`."""
         return ()
+
+    @property
+    def cross_layers(self) -> tuple[int, ...]:
+        """See `Family`: none."""
+        return ()
+
+    @property
+    def cross_width(self) -> int:
+        """See `Family`."""
+        return 0
+
+    def random_image(self, generator: np.random.Generator) -> np.ndarray | None:
+        """See `Family`."""
+        del generator
+        return None
+
+    def later_inputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Family`: nothing."""
+        del given
+        return {}
 
     def image_side(self) -> int | None:
         """See `Family`."""

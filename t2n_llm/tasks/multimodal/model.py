@@ -25,8 +25,17 @@ from t2n_llm.graph.causal_lm import probe_states
 from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE, GraphOptions
 from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, take_buffers, tied_names
+from t2n_llm.tasks.multimodal.cross_attention import cross_names, reading_images
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
-from t2n_llm.tasks.multimodal.family import FRAME_MASK, MODALITY_TYPES, PER_LAYER, POSITIONS, TOKEN_TYPES, Family
+from t2n_llm.tasks.multimodal.family import (
+    FRAME_MASK,
+    MODALITY_TYPES,
+    PER_LAYER,
+    POSITIONS,
+    SEEN_ROWS,
+    TOKEN_TYPES,
+    Family,
+)
 
 EMBED, DECODER = "embed", "decoder"
 """Two of the archives; the third is the encoder's, see `Medium.role`."""
@@ -70,7 +79,7 @@ class EmbedModule(nn.Module):
 
 
 class DecoderModule(nn.Module):
-    """`(inputs_embeds, *deepstack_embeds, [per_layer_inputs | token_type_ids | position_ids], *past) -> (logits, *present)`."""
+    """`(inputs_embeds, *deepstack_embeds, [what else the family takes], *past) -> (logits, *present)`."""
 
     def __init__(
         self,
@@ -81,6 +90,7 @@ class DecoderModule(nn.Module):
         slots: tuple[Slot, ...],
         *,
         bidirectional_prompts: bool = False,
+        cross_layers: tuple[int, ...] = (),
     ) -> None:
         """Wrap a network.
 
@@ -90,7 +100,7 @@ class DecoderModule(nn.Module):
             further: see `Family.decoder_input`.
             form: how it takes its states.
             slots: where it keeps its states, in the order of the inputs.
-            bidirectional_prompts: see `Family`.
+            bidirectional_prompts, cross_layers: see `Family`.
         """
         super().__init__()
         self.network = network
@@ -99,6 +109,7 @@ class DecoderModule(nn.Module):
         self.form = form
         self.slots = slots
         self.bidirectional_prompts = bidirectional_prompts
+        self.cross_layers = cross_layers
 
     def forward(self, inputs_embeds: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the decoder.
@@ -106,13 +117,15 @@ class DecoderModule(nn.Module):
         Args:
             inputs_embeds: [1, S, D], image rows put in.
             rest: rows [1, S, D] for each of `Family.deepstack_layers`, zeros where no image is; what else the family takes beside
-                embeddings; then the states. An image that is read in both directions must be in one call, as a whole.
+                embeddings; keys and values [rows, width] of each of `Family.cross_layers`; then the states. An image that is read
+                in both directions must be in one call, as a whole.
 
         Returns:
             The last position's logits [1, 1, vocab], then the states.
         """
         rows, rest = rest[: len(self.deepstack)], rest[len(self.deepstack) :]
-        given, past = (rest[:1], rest[1:]) if self.further else ((), rest)
+        given, rest = (rest[:1], rest[1:]) if self.further else ((), rest)
+        seen, past = rest[: 2 * len(self.cross_layers)], rest[2 * len(self.cross_layers) :]
         options: dict[str, Any] = {"logits_to_keep": 1}
         if self.further in (POSITIONS, PER_LAYER):
             options[self.further] = given[0]
@@ -122,8 +135,11 @@ class DecoderModule(nn.Module):
             taken = inspect.signature(self.network.forward).parameters
             name = TOKEN_TYPES if TOKEN_TYPES in taken else MODALITY_TYPES
             options[name] = torch.cat((before, given[0]), dim=1)
+        elif self.further == SEEN_ROWS:
+            options[SEEN_ROWS] = given[0][:, :, None]
         first = _taken_for_first_call() if self.bidirectional_prompts else nullcontext()
-        with _added_to_layers(self.network, dict(zip(self.deepstack, rows, strict=True))), first:
+        added = _added_to_layers(self.network, dict(zip(self.deepstack, rows, strict=True)))
+        with added, reading_images(self.network, self.cross_layers, seen), first:
             states = dict(zip(self.slots, past, strict=True))
             logits, after = self.form.run(self.network, states, inputs_embeds=inputs_embeds, **options)
         return (logits, *(after[slot] for slot in self.slots))
@@ -224,6 +240,14 @@ def typical_inputs(
             else torch.randn(meta.shape, generator=generator)
             for name, meta in part.inputs.items()
         }
+    if SEEN_ROWS in part.inputs and "inputs_embeds" in given:
+        tables = {name: rows for name, rows in given.items() if name in part.inputs}
+        count = min((len(rows) for name, rows in tables.items() if name != "inputs_embeds"), default=0)
+        return {
+            **tables,
+            SEEN_ROWS: torch.ones((1, len(tokens), count)),
+            **{state.input_name: torch.from_numpy(state.at_start(1)) for state in part.states},
+        }
     # The decoder takes the rows of images among those of the text, and the others by name.
     images = [rows for name, rows in given.items() if name not in part.inputs]
     if not images or "inputs_embeds" not in given:
@@ -244,7 +268,10 @@ def typical_inputs(
     }
 
 
-_STEPS, _PAST = 5, 7  # hints, which never reach the graph
+_STEPS, _PAST, _ROWS = 5, 7, 11  # hints, which never reach the graph
+_STEP_AXES = {PER_LAYER: 1, SEEN_ROWS: 1}
+_NO_TOKEN = -1
+_REAL_ROWS = "image_rows"  # 1 for each row of an image that is seen at all
 
 
 def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision: str | None) -> tuple[ModelGraph, ...]:
@@ -261,8 +288,15 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
     deepstack = family.deepstack_layers
     rows = {deepstack_name(layer): meta(1, _STEPS, width, of=dtype) for layer in range(len(deepstack))}
     axes = family.position_axes if family.decoder_input == POSITIONS else 0
-    shapes = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (axes, 1, _STEPS)}
-    further = {name: meta(*shape) for name, shape in shapes.items() if name == family.decoder_input}
+    shapes = {TOKEN_TYPES: (1, _STEPS), POSITIONS: (axes, 1, _STEPS), SEEN_ROWS: (1, _STEPS, _ROWS)}
+    dtypes = {SEEN_ROWS: dtype}
+    further = {
+        name: meta(*shape, of=dtypes.get(name, torch.int64))
+        for name, shape in shapes.items()
+        if name == family.decoder_input
+    }
+    crossed = {name: meta(_ROWS, family.cross_width, of=dtype) for name in cross_names(family.cross_layers)}
+    handed = dict.fromkeys(crossed, (1, family.cross_width))
     layered = [PER_LAYER] if family.decoder_input == PER_LAYER else []
     if layered:
         text = config.get_text_config(decoder=True)
@@ -275,7 +309,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
     embed = ModelGraph(
         role=EMBED,
         network=network,
-        module=EmbedModule(network, family.image_token_id, per_layer=bool(layered)),
+        module=EmbedModule(network, _NO_TOKEN if crossed else family.image_token_id, per_layer=bool(layered)),
         buffers=buffers,
         tied=tied,
         inputs={"input_ids": meta(1, _STEPS)},
@@ -295,7 +329,8 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
         module=EncoderModule(network, media_encoder),
         buffers={**buffers, **media_encoder.buffers},
         inputs=sensed,
-        output_names=(medium.output_name, *rows),
+        output_names=(*crossed, _REAL_ROWS) if crossed else (medium.output_name, *rows),
+        handed=handed,
         dynamic_axes={
             medium.input_name: {len(stack) + axis: size for axis, size in family.free_axes.items()},
             **({name: {0: "N"} for name in sensed} if stack else {}),
@@ -312,12 +347,16 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
             form,
             slots,
             bidirectional_prompts=family.bidirectional_prompts,
+            cross_layers=family.cross_layers,
         ),
-        inputs={**embeds, **rows, **further, **before},
+        inputs={**embeds, **rows, **further, **crossed, **before},
+        handed=handed,
         output_names=("outputs", *(state.output_name for state in states)),
         dynamic_axes={
             **{name: {1: "S"} for name in (*embeds, *rows)},
-            **{name: {1 if name == PER_LAYER else given.ndim - 1: "S"} for name, given in further.items()},
+            **{name: {_STEP_AXES.get(name, given.ndim - 1): "S"} for name, given in further.items()},
+            **({SEEN_ROWS: {1: "S", 2: "I"}} if crossed else {}),
+            **{name: {0: "I"} for name in crossed},
             **grown,
         },
         states=states,

@@ -47,7 +47,7 @@ def _in_one_row(made: Mapping[str, Any], family: Family) -> np.ndarray:
     rows = []
     for name, shape in family.pictures.items():
         pictures = np.asarray(made.get(name))
-        if pictures.shape[-len(shape) :] != shape:
+        if pictures.shape[pictures.ndim - len(shape) :] != shape:
             raise _other_size(name, pictures.shape, None, shape, family)
         rows.append(pictures.reshape(-1, math.prod(shape)))
     return np.concatenate(rows, axis=1)

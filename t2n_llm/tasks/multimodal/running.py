@@ -5,7 +5,7 @@ In: a prompt with images or sound. Out: its logits, then those of each token tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import numpy as np
 from kvcache.states.tensors import StateTensor
 from t2n_llm.check.archive_sessions import ArchiveSession, NextTurn, OpenTurns, open_archive_session, open_turns
 from t2n_llm.check.options import EngineOptions
-from t2n_llm.tasks.multimodal.family import POSITIONS, TOKEN_TYPES, Family
+from t2n_llm.tasks.multimodal.cross_attention import cross_names, no_image, rows_seen
+from t2n_llm.tasks.multimodal.family import POSITIONS, SEEN_ROWS, TOKEN_TYPES, Family
 from t2n_llm.tasks.multimodal.model import DECODER, EMBED
 
 
@@ -41,8 +42,8 @@ class Pipeline:
             ids: of the prompt; each image has its rows' worth of image tokens.
             images, frames: see `encode`.
         """
-        decode = self._turns({}, [state.at_start(1) for state in self._states])
-        text = MultimodalText(self._parts[EMBED], decode, self._family)
+        states = [state.at_start(1) for state in self._states]
+        text = MultimodalText(self._parts[EMBED], lambda held: self._turns(held, states), self._family)
         text.expect(ids, self.encode(images, frames), [image.shape for image in images])
         return text
 
@@ -69,15 +70,19 @@ class Pipeline:
 class MultimodalText:
     """A text that is read from its start: the rows of images come where the prompt has their tokens."""
 
-    def __init__(self, embed: ArchiveSession, decode: NextTurn, family: Family) -> None:
+    def __init__(
+        self, embed: ArchiveSession, begin: Callable[[Mapping[str, np.ndarray]], NextTurn], family: Family
+    ) -> None:
         """Begin a text.
 
         Args:
             embed: the archive.
-            decode: the next call of the decoder; it has not been called yet.
+            begin: begins the calls of the decoder, with what it is given in all of them.
             family: of the model.
         """
-        self._embed, self._decode = embed, decode
+        self._embed, self._begin = embed, begin
+        self._decode: NextTurn | None = None
+        self._images: Sequence[np.ndarray] = ()  # rows for cross-attention
         self._family = family
         self._deepstack = len(family.deepstack_layers)
         self._past = 0
@@ -87,13 +92,16 @@ class MultimodalText:
 
         Args:
             ids: from the start of the text; in what follows them, the image token is a token like others.
-            rows: see `Pipeline.encode`; of the images after the tokens that have been read.
+            rows: see `Pipeline.encode`; of the images after the tokens that have been read. With cross-attention, all images are
+                known when the first token is read.
             shapes: of the inputs that hold the images, one for each image since the start of the text.
         """
         known = np.array(ids, np.int64)
         self._is_image = known == self._family.image_token_id
         self._positions = self._family.positions(known, shapes)
         self._rows, self._seen = rows, 0
+        if self._family.cross_layers and (rows or not self._images):
+            self._images, self._rows = rows or no_image(self._family), ()
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Read the next tokens, int64 [1, S], one or more; return logits [1, 1, vocab]."""
@@ -109,12 +117,25 @@ class MultimodalText:
             table[0, is_image] = rows[self._seen : seen]
         types = np.arange(start, end) >= len(self._is_image) if self._family.bidirectional_prompts else is_image
         further = {TOKEN_TYPES: types[None].astype(np.int64), POSITIONS: self._places(start, end)}
+        if self._family.cross_layers:
+            further[SEEN_ROWS] = self._rows_seen(start, end)
         given = [array for name, array in further.items() if name == self._family.decoder_input]
         self._past, self._seen = end, seen
+        if self._decode is None:
+            self._decode = self._begin(self._held())
         return self._decode([*embeds, *given, *layered])
 
     def close(self) -> None:
         """Do nothing: the state ends with the engine."""
+
+    def _held(self) -> dict[str, np.ndarray]:
+        """Return keys and values of images by name, for cross-attention."""
+        return dict(zip(cross_names(self._family.cross_layers), self._images, strict=False))
+
+    def _rows_seen(self, start: int, end: int) -> np.ndarray:
+        """Return `SEEN_ROWS` of tokens; after the prompt they see what its last one sees."""
+        seen = rows_seen(self._is_image, self._images[-1])
+        return seen[np.minimum(np.arange(start, end), len(seen) - 1)][None]
 
     def _places(self, start: int, end: int) -> np.ndarray:
         """Return the positions of tokens; after the prompt they count on in all coordinates."""

@@ -34,6 +34,11 @@ _DEEPSTACK = (
     "row i of all images' deepstack_embeds_n is placed at the i-th image_token_id of the decoder's "
     "deepstack_embeds_n [1, S, D], which is zero elsewhere and in calls without images"
 )
+_CROSS_ATTENTION = (
+    "every call of the decoder takes cross_key_n and cross_value_n of all images of the text. cross_attention_mask [1, S, rows] is "
+    "image_rows where a token sees an image: from its image_token_id up to the next image's, images side by side up to the end "
+    "of the last one; a new token sees what the token before it does. A text without images takes one row of zeros, unseen"
+)
 _TOKEN_TYPES = {
     False: "1 at rows of images, 0 elsewhere; an image must be in one call",
     True: "0 in the prompt, which must be in one call, 1 after it",
@@ -175,7 +180,10 @@ def connection(family: Family) -> dict[str, Any]:
             "shape": archive_shape(family),
             f"{medium.noun}s": family.input_description,
         },
-        "scatter": f"row i of all {medium.output_name} replaces inputs_embeds at the i-th {medium.token_field}",
+        "scatter": None
+        if family.cross_layers
+        else f"row i of all {medium.output_name} replaces inputs_embeds at the i-th {medium.token_field}",
+        "cross_attention": _CROSS_ATTENTION if family.cross_layers else None,
         "deepstack": _DEEPSTACK if family.deepstack_layers else None,
         FRAME_MASK: _FRAME_MASK if family.masked else None,
         "token_type_ids": _TOKEN_TYPES[family.bidirectional_prompts] if further == TOKEN_TYPES else None,

@@ -103,7 +103,9 @@ class SpeechModel:
             known |= {FRAMES: self._repeated(known, forced or Forced())}
         sizes = {LENGTH: known[FRAMES if self.plan.codes is None else CODES].shape[1]}
         if not sizes[LENGTH]:
-            raise OptionError("the model ended the speech before its first frame.", "Use another text, or another --seed.")
+            raise OptionError(
+                "the model ended the speech before its first frame.", "Use another text, or another --seed."
+            )
         if self.plan.most_frames is not None and sizes[LENGTH] > self.plan.most_frames:
             raise OptionError(
                 f"the text takes {sizes[LENGTH]} frames, and the model has positions for {self.plan.most_frames}.",

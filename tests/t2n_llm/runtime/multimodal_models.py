@@ -96,6 +96,21 @@ def export_paligemma(folder: Path) -> None:
     export_llm(source, folder / "export", dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT)
 
 
+def export_mllama(folder: Path) -> None:
+    """A tiny Llama 3.2 Vision, whose text reads tiles of images by cross-attention, exported."""
+    from transformers import MllamaImageProcessor, MllamaProcessor
+
+    source = folder / "source"
+    model = build_tiny_model("mllama", task=IMAGE_TEXT_TO_TEXT)
+    save_tiny_model(model, source, IMAGE_TEXT_TO_TEXT)
+    side = model.config.vision_config.image_size
+    tokenizer = word_tokenizer({**ENDS, 8: "<bos>"}, image_token="<image>")
+    tokenizer.bos_token = "<bos>"
+    images = MllamaImageProcessor(size={"height": side, "width": side}, max_image_tiles=4)
+    MllamaProcessor(images, tokenizer, chat_template=_TEMPLATE).save_pretrained(source)
+    export_llm(source, folder / "export", dtype="f32", check=False, task=IMAGE_TEXT_TO_TEXT)
+
+
 def export_qwen2_audio(folder: Path) -> None:
     """A tiny Qwen2-Audio that hears up to a second, exported."""
     from transformers import Qwen2AudioProcessor, WhisperFeatureExtractor

@@ -32,6 +32,7 @@ from tests.t2n_llm.command_line import call, strict_json
 from tests.t2n_llm.runtime.multimodal_models import (
     ENDS,
     export_gemma,
+    export_mllama,
     export_omniasr,
     export_paligemma,
     export_qwen2_audio,
@@ -115,6 +116,21 @@ def test_a_prompt_that_is_read_in_both_directions_is_not_cut(
     prompt = made["input_ids"].shape[1]
     assert record["prompt_tokens"] == prompt
     assert record["text"].split() == processor.decode(said[0, prompt:], skip_special_tokens=True).split()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_images_are_read_by_cross_attention(
+    count: int, shared_folders: SharedFolders, pictures: tuple[Path, Path]
+) -> None:
+    folder = shared_folders("sensing-mllama", export_mllama) / "export"
+    files = pictures[:count]
+    options = [word for file in files for word in ("--image", file)]
+    options += ["--prefill-chunk", 3, "--max-new-tokens", _NEW, "--greedy", "--json"]
+    outcome = call("generate", folder, "w20 w21", *options)
+    assert outcome.code == 0, outcome.err
+    record = strict_json(outcome.out.splitlines()[-1])
+    assert record["text"].split() == _said_by_transformers(folder, "w20 w21", files).split()
+    assert record["prompt_tokens"] == 5 + count  # one token for each image
 
 
 def _qwen(folder: Path) -> None:

@@ -23,7 +23,12 @@ from t2n_llm.runtime.sampling.options import Sampling
 from t2n_llm.tasks.media.sound import read_waveform
 from tests.shared_folders import SharedFolders
 from tests.t2n_llm.command_line import Outcome, call, strict_json
-from tests.t2n_llm.runtime.multimodal_models import export_gemma, export_qwen2_audio, write_recording
+from tests.t2n_llm.runtime.multimodal_models import (
+    export_gemma,
+    export_mllama,
+    export_qwen2_audio,
+    write_recording,
+)
 from tests.t2n_llm.runtime.serve.test_serve import _Server
 
 _TOKENS = 5
@@ -74,7 +79,12 @@ def _conversation(model: ChatModel, reader: Any) -> HeldConversation:
     return HeldConversation(model.language, reader, choice, system="w30", max_new_tokens=_TOKENS)
 
 
-def _check_turns(export: Path, turns: Sequence[tuple[str, Sequence[Path]]], prefill: int | None = 7) -> None:
+def _check_turns(
+    export: Path,
+    turns: Sequence[tuple[str, Sequence[Path]]],
+    prefill: int | None = 7,
+    held: Callable[[int], bool] = lambda number: number > 0,
+) -> None:
     model, theirs = ChatModel.open(export, prefill_chunk=prefill), _Theirs(export)
     with model.reader() as reader:
         conversation = _conversation(model, reader)
@@ -82,7 +92,7 @@ def _check_turns(export: Path, turns: Sequence[tuple[str, Sequence[Path]]], pref
             answer = "".join(conversation.ask(text, files=[MediaFile("image", file) for file in files]))
             assert answer.split() == theirs.answer(conversation.messages[:-1]).split() != []
             assert conversation.account is not None
-            assert (conversation.account.held_tokens > 0) == (number > 0)
+            assert (conversation.account.held_tokens > 0) == held(number)
 
 
 def test_turns_with_images_are_those_of_transformers(llava: Path, pictures: list[Path]) -> None:
@@ -92,6 +102,15 @@ def test_turns_with_images_are_those_of_transformers(llava: Path, pictures: list
 def test_images_read_in_both_directions(shared_folders: SharedFolders, pictures: list[Path]) -> None:
     folder = shared_folders("sensing-gemma3", export_gemma) / "export"
     _check_turns(folder, [("w20 w21", ()), ("w22", pictures[:2]), ("w23", ())])
+
+
+def test_images_for_cross_attention_are_known_from_the_start(
+    shared_folders: SharedFolders, pictures: list[Path]
+) -> None:
+    """What was said before a new image is read again, with that image beside it."""
+    folder = shared_folders("sensing-mllama", export_mllama) / "export"
+    turns = [("w20 w21", pictures[:1]), ("w22", ()), ("w23 w24", pictures[1:]), ("w25", ())]
+    _check_turns(folder, turns, held=lambda number: number in (1, 3))
 
 
 def _asked(files: Sequence[Path], *texts: str) -> list[Message]:
