@@ -16,6 +16,7 @@ from t2n_llm.graph.interface import interface, text_model
 from t2n_llm.graph.options import GraphOptions
 from t2n_llm.graph.prefill import prefill_chunks, recorded_chunks
 from t2n_llm.model_graph import ModelGraph
+from t2n_llm.source.adapter import CONFIG_NAME as ADAPTER_CONFIG
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, instantiate
 from t2n_llm.source.hub import ModelSource
 from t2n_llm.tasks.frontends.frontend import frontend_graphs
@@ -73,6 +74,11 @@ class MultimodalTask(Task):
             raise OptionError(
                 f"{source.name}: multimodal models need an unquantized checkpoint.",
                 "Use the original bf16, f16 or f32 checkpoint.",
+            )
+        if (source.folder / ADAPTER_CONFIG).is_file():
+            raise OptionError(
+                f"{source.name}: the checkpoint has an adapter ({ADAPTER_CONFIG}), which --task {self.name} does not merge.",
+                "Merge it with peft.PeftModel.merge_and_unload(), save the model, and export that folder.",
             )
         self._family(source, options)  # refuses what it does not know
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -362,6 +363,14 @@ def test_what_has_no_meaning_is_refused(
 ) -> None:
     with pytest.raises(OptionError, match=words):
         exported(checkpoint("smolvlm"), tmp_path / "out", **options)
+
+
+def test_a_checkpoint_with_an_adapter_of_its_own_is_refused(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "with an adapter"
+    shutil.copytree(checkpoint("smolvlm"), folder)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(OptionError, match="has an adapter"):
+        exported(folder, tmp_path / "out")
 
 
 def test_what_is_heard_has_names_of_its_own(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
