@@ -1,4 +1,4 @@
-"""Attention that looks at the best blocks of keys only (MiniMax-M3, Qwen4-exp): which ones, for lengths that are not known.
+"""Attention that looks at the best blocks of keys only (MiniMax-M3, Qwen4-exp, GLM-5 Next): which ones, of any length.
 
 In: what a family's indexer takes. Out: which keys each query may see, bool. transformers counts blocks in loops over tokens, or
 divides by their number; here each query scores every block, and what is not to be chosen has a score that says so.
@@ -84,14 +84,67 @@ def qwen4_keys(
     pooled = apply_rotary_pos_emb(pooled.unsqueeze(2), cos=starts[0], sin=starts[1], unsqueeze_dim=2).squeeze(2)
     scores = query.float().transpose(1, 2) @ pooled.float().transpose(1, 2).unsqueeze(1)
     scores = torch.relu(scores).sum(dim=1) / math.sqrt(self.index_head_dim)
+    return _keys_of_whole_blocks(scores, size, total, self.block_topk, tail=True).unsqueeze(1)
 
-    seen = (torch.arange(total - steps, total, device=key.device) + 1)[None, :, None]  # tokens that a query may look at
-    number = torch.arange(scores.shape[-1], device=key.device)[None, None, :]
-    whole = (number + 1) * size <= seen
-    chosen = best(scores.masked_fill(~whole, NEVER), self.block_topk)
-    token = torch.arange(total, device=key.device)[None, None, :]
-    tail = (token >= seen // size * size) & (token < seen)
-    return (_keys_of(chosen, size, total) | tail).unsqueeze(1)
+
+@takes_cache
+def glm5_keys(
+    self: Any, hidden_states: torch.Tensor, q_resid: torch.Tensor, attention_mask: torch.Tensor, cache: Any
+) -> torch.Tensor:
+    """GLM-5 Next: `Glm5NextTextIndexer.forward` for texts without padding, which returns the keys [B, 1, S, T] themselves.
+
+    A query sees the best of the whole pools up to it, and the tokens after the last of these, if the config says so.
+    """
+    batch, steps, _ = hidden_states.shape
+    size = self.index_kpool
+    query = self.wq_b(q_resid).view(batch, steps, -1, self.head_dim).transpose(1, 2)
+    key = self.k_norm(self.wk(hidden_states))
+    gates = torch.nn.functional.linear(hidden_states, self.index_kpool_compress_gate)
+    packed = torch.cat([key, gates, attention_mask.to(key.dtype)[..., None]], dim=-1)
+    if cache is not None:
+        packed = cache.update_indexer(packed, self.layer_idx)
+    total = packed.shape[1]
+    keys, gates = (whole_blocks(part, 1, size, 0.0) for part in packed[..., :-1].split(self.head_dim, dim=-1))
+    shares = (gates.float() + self.index_kpool_compress_ape.float()).softmax(dim=2).to(keys.dtype)
+    pooled = (shares * keys).sum(dim=2)
+    scores = torch.relu(query.float() @ pooled.float().transpose(1, 2).unsqueeze(1) * self.softmax_scale)
+    weights = self.weights_proj(hidden_states.to(self.weights_proj.weight.dtype)).float() * self.n_heads**-0.5
+    scores = (scores * weights.transpose(1, 2).unsqueeze(-1)).sum(dim=1)
+    keys_seen = _keys_of_whole_blocks(
+        scores, size, total, self.index_topk // size, tail=self.index_kpool_always_select_tail
+    )
+    return keys_seen.unsqueeze(1)
+
+
+def glm5_mask(_: Any, topk_indices: torch.Tensor, query_states: torch.Tensor, kv_length: int) -> torch.Tensor:
+    """GLM-5 Next: `Glm5NextTextAttention.build_attention_mask_from_topk` of what `glm5_keys` returns; added to the scores."""
+    del kv_length
+    dtype = query_states.dtype
+    nothing = torch.zeros(topk_indices.shape, dtype=dtype, device=topk_indices.device)
+    return nothing.masked_fill(~topk_indices, torch.finfo(dtype).min)
+
+
+def _keys_of_whole_blocks(scores: torch.Tensor, size: int, total: int, count: int, *, tail: bool) -> torch.Tensor:
+    """Return the keys [B, S, T] of the best whole blocks up to each of the last queries.
+
+    Args:
+        scores: of each block, [B, S, ceil(T / size)].
+        size: of a block.
+        total: T.
+        count: of blocks.
+        tail: the tokens after a query's last whole block too, up to it.
+    """
+    steps = scores.shape[1]
+    seen = (torch.arange(total - steps, total, device=scores.device) + 1)[
+        None, :, None
+    ]  # tokens that a query may look at
+    number = torch.arange(scores.shape[-1], device=scores.device)[None, None, :]
+    chosen = best(scores.masked_fill((number + 1) * size > seen, NEVER), count)
+    keys = _keys_of(chosen, size, total)
+    if not tail:
+        return keys
+    token = torch.arange(total, device=scores.device)[None, None, :]
+    return keys | ((token >= seen // size * size) & (token < seen))
 
 
 def whole_blocks(tensor: torch.Tensor, axis: int, size: int, filler: float) -> torch.Tensor:

@@ -18,7 +18,7 @@ from generic_export.ops.attention import HIDDEN
 from generic_export.translate.builder import NnefBuilder, Value
 from generic_export.translate.registry import translates
 from kvcache.attention import compressed
-from kvcache.attention.blocks import minimax_m3_keys, minimax_m3_mask, qwen4_keys
+from kvcache.attention.blocks import glm5_keys, glm5_mask, minimax_m3_keys, minimax_m3_mask, qwen4_keys
 from kvcache.attention.global_tokens import (
     blockwise_attention,
     led_encoder,
@@ -223,6 +223,8 @@ _FORWARDS: Forwards = {
     ("minimax_m3_vl", "MiniMaxM3VLIndexer", "forward"): minimax_m3_keys,
     ("minimax_m3_vl", "MiniMaxM3VLIndexer", "build_block_mask"): minimax_m3_mask,
     ("qwen4_exp", "Qwen4ExpTextQSAIndexer", "forward"): qwen4_keys,
+    ("glm5_next", "Glm5NextTextIndexer", "forward"): glm5_keys,
+    ("glm5_next", "Glm5NextTextAttention", "build_attention_mask_from_topk"): glm5_mask,
 }
 
 

@@ -178,6 +178,8 @@ _NUMBERED = {"conv_state": "conv_states", "recurrent_state": "recurrent_states"}
 def _tell_keys(layer: Any, _: int, tensor: torch.Tensor) -> None:
     layer.dtype, layer.device = tensor.dtype, tensor.device
     layer.is_initialized = True
+    if layer.values is None:  # of no width, unless they follow
+        layer.values = tensor.new_zeros((*tensor.shape[:-1], 0))
 
 
 def _tell_indexer_keys(layer: Any, _: int, tensor: torch.Tensor) -> None:

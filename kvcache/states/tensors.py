@@ -192,7 +192,7 @@ class Probe:
 
 
 def describe_states(first: Probe, second: Probe, owner: str) -> tuple[StateTensor, ...]:
-    """Return the states of a model that ran twice, with another batch and another number of steps.
+    """Return the states of a model that ran twice, with another batch and another number of steps; not those of no width.
 
     Args:
         first, second: the runs; an axis that has the batch's size in both is the batch, one that has the steps' grows.
@@ -204,6 +204,8 @@ def describe_states(first: Probe, second: Probe, owner: str) -> tuple[StateTenso
     several = Counter((slot.kind, slot.layer) for slot in first.states)
     described = []
     for slot, tensor in first.states.items():
+        if not tensor.numel():  # GLM-5 Next: keys without a rotary part
+            continue
         shape = tuple(
             _symbol(sizes, first, second, slot, owner)
             for sizes in zip(tensor.shape, second.states[slot].shape, strict=True)

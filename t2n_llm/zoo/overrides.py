@@ -149,7 +149,13 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
         "out_hidden_size": 256,
         "audio_config": {"patch_sizes": [4, 3], "hidden_sizes": [32, 64], "depths": [1, 1], "num_hidden_layers": 2},
     },
-    "glm5_next": {"text_config": {"index_kpool": 4}},
+    "glm5_next": {
+        "text_config": {
+            "index_kpool": 4,
+            "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+            "indexer_types": ["full", "full", "shared", "full"],  # the third looks at the keys of the second
+        }
+    },
     "glm4v_moe": _rotary_axes(2, 1, 1),
     "hunyuan_vl": {"text_config": {"head_dim": 16, **_rotary_axes(2, 2, 2, 2)["text_config"]}},
     **dict.fromkeys(("exaone4_5", "hyperclovax_vision_v2"), _WINDOWS),
@@ -249,13 +255,13 @@ _OF_LATENTS: Mapping[str, Any] = {
 }
 
 
-_CODES: Mapping[str, Any] = {"num_codebooks": 4, "vocab_size": 64}
+_CODEBOOKS: Mapping[str, Any] = {"num_codebooks": 4, "vocab_size": 64}
 _OF_CODES: Mapping[str, Any] = {
-    **_CODES,
+    **_CODEBOOKS,
     "text_vocab_size": VOCABULARY,
     "codebook_pad_token_id": 63,
     "depth_decoder_config": {
-        **_CODES,
+        **_CODEBOOKS,
         "backbone_hidden_size": 64,
         "hidden_size": 32,
         "intermediate_size": 48,

@@ -10,14 +10,19 @@ import torch
 from kvcache.attention.families import explicit_attention_families
 from kvcache.forms import state_form
 from kvcache.states.tensors import Slot
+from t2n_llm.tasks.names import IMAGE_TEXT_TO_TEXT, TEXT_GENERATION
 from t2n_llm.zoo.tiny_model import build_tiny_model
 
-FAMILIES = ["minimax_m3_vl_text", "qwen4_exp_text"]
+FAMILIES = {
+    "minimax_m3_vl_text": TEXT_GENERATION,
+    "qwen4_exp_text": TEXT_GENERATION,
+    "glm5_next": IMAGE_TEXT_TO_TEXT,  # transformers has no class for its text alone
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> Any:
-    return build_tiny_model(request.param)
+    return build_tiny_model(request.param, task=FAMILIES[request.param])
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 29])
