@@ -119,6 +119,12 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
             "swiglu_limits_shared": [0.0, 0.0, 0.25],
         }
     },
+    "apertus1p5": {  # codes of images and of sound are tokens
+        "vision_config": {"base_channels": 32, "codebook_size": 32, "num_res_blocks": 1},
+        "audio_config": {"codebook_size": 8, "codebook_dim": 64, "hidden_size": 64, "num_filters": 4},
+        "image_token_offset": VOCABULARY - 56,
+        "audio_token_offset": VOCABULARY - 24,
+    },
     "granite4_vision": {
         **_TILES,
         "text_config": {"num_hidden_layers": 5},

@@ -105,7 +105,7 @@ def takes_any_size(config: Any, parameters: Collection[str]) -> bool:
         config: transformers config.
         parameters: names, of `get_image_features`.
     """
-    return any(name in parameters for name in _ANY_SIZE) or _is_pixtral(config)
+    return any(name in parameters for name in _ANY_SIZE) or _pixels_per_row(config) is not None
 
 
 def own_image_size(config: Any) -> int | None:
@@ -159,12 +159,12 @@ def image_examples(config: Any, parameters: Collection[str], image_size: int | N
         is_real = torch.ones((1, 1), dtype=torch.bool)  # a mask of whole tiles (Granite Docling)
         yield EncoderExample((1, *vision.square()), {"pixel_attention_mask": is_real}, nested=True)
     elif "image_sizes" in parameters:
-        side = vision.pixels(image_size) if _is_pixtral(config) else vision.image_size
+        unit = _pixels_per_row(config)
+        side = vision.image_size if unit is None else vision.pixels(image_size)
         sizes = {"image_sizes": torch.tensor([[side, side]])}
-        if not _is_pixtral(config):
+        if unit is None:
             yield EncoderExample((1, *vision.square()))
-        unit = vision.patch * _first(config, "spatial_merge_size", default=1)
-        sized = SizedPixels(unit) if _is_pixtral(config) else None
+        sized = None if unit is None else SizedPixels(unit)
         yield EncoderExample((1, vision.channels, side, side), sizes, side=side, form=sized)
         for tiles in range(2, _MOST_TILES):
             yield EncoderExample((1, tiles, *vision.square()), sizes, side=side)
@@ -312,8 +312,12 @@ class _Vision:
         return nearest // self.patch
 
 
-def _is_pixtral(config: Any) -> bool:
-    return getattr(getattr(config, "vision_config", None), "model_type", None) == "pixtral"
+def _pixels_per_row(config: Any) -> int | None:
+    """Return how many pixels in each direction become a row, where a config's encoder reads images padded to the largest one."""
+    vision: Any = getattr(config, "vision_config", None)
+    if getattr(vision, "model_type", None) == "pixtral":
+        return int(vision.patch_size * _first(config, "spatial_merge_size", default=1))
+    return getattr(vision, "spatial_scale_factor", None)  # codes of an image (Apertus 1.5)
 
 
 def _first(config: Any, *names: str, default: Any) -> Any:

@@ -162,3 +162,12 @@ def test_tiles_with_a_mask_of_their_own_are_read_one_by_one() -> None:
     given = family.reference_inputs(torch.zeros(1, 1), [torch.from_numpy(item) for item in items])
     for name in ("pixel_values", "pixel_attention_mask"):
         torch.testing.assert_close(given[name], made[name])
+
+
+def test_images_that_become_codes_may_have_any_size_of_whole_codes() -> None:
+    family = family_of(tiny_config("apertus1p5", IMAGE_TEXT_TO_TEXT))
+    assert family.row_count == "(H/16)*(W/16)"
+    pixels = np.random.default_rng(0).standard_normal((2, 3, 64, 96))  # the processor fills up smaller images
+    items = items_of({"pixel_values": pixels, "image_sizes": np.array([[64, 32], [48, 96]])}, family)
+    assert [item.shape for item in items] == [(1, 3, 64, 32), (1, 3, 48, 96)]
+    assert [family.rows_of_image(item.shape) for item in items] == [8, 18]
