@@ -220,14 +220,22 @@ class ValidationReport:
 
 
 def compare_step(step: int, candidate: np.ndarray, reference: np.ndarray) -> StepResult:
-    """Compare one row of logits [vocab] with the reference's."""
+    """Compare one row of logits [vocab] with the reference's.
+
+    Tokens that both exclude, with the least number of their type, count for neither error nor scale.
+    """
     left, right = (row.astype(np.float64).reshape(1, -1) for row in (candidate, reference))
-    found = compare_values(step, left, right)
+    excluded = _excluded(candidate) & _excluded(reference) if candidate.shape == reference.shape else False
+    found = compare_values(step, np.where(excluded, 0.0, left), np.where(excluded, 0.0, right))
     if not np.isfinite(left).all():
         return replace(found, max_abs_error=np.inf, kl_divergence=np.inf, same_top1=False, top1_gap=np.inf)
     divergences, same = logit_agreement(left, right)
     gap = float(right.max() - right[0, left.argmax()])
     return replace(found, kl_divergence=float(divergences[0]), same_top1=bool(same[0]), top1_gap=gap)
+
+
+def _excluded(logits: np.ndarray) -> np.ndarray:
+    return np.asarray(logits == np.finfo(logits.dtype).min).reshape(1, -1)
 
 
 def compare_values(

@@ -94,6 +94,9 @@ _OMNI_TOKENS = {
 }  # their classes have none
 _TILES = {"image_grid_pinpoints": [[64, 128], [128, 64], [128, 128]]}
 
+# Tokens that stand for the codes of an image, with letters for digits, as Chameleon's tokenizer has them.
+_CODES = {f"IMGIMG{chr(ord('A') + code // 10)}{chr(ord('A') + code % 10)}Z": 64 + code for code in range(32)}
+
 # What models that see need: sizes that their parts have in common, in images of 64 pixels and patches of 8.
 _SEEING: Mapping[str, Mapping[str, Any]] = {
     "aria": {"projector_patch_to_query_dict": {64: 16}},
@@ -124,6 +127,10 @@ _SEEING: Mapping[str, Mapping[str, Any]] = {
         "audio_config": {"codebook_size": 8, "codebook_dim": 64, "hidden_size": 64, "num_filters": 4},
         "image_token_offset": VOCABULARY - 56,
         "audio_token_offset": VOCABULARY - 24,
+    },
+    "chameleon": {
+        "vq_config": {"base_channels": 32, "num_embeddings": len(_CODES), "num_res_blocks": 1},
+        "vocabulary_map": {"<image>": VOCABULARY - 10, **_CODES},
     },
     "granite4_vision": {
         **_TILES,

@@ -30,6 +30,7 @@ from t2n_llm.tasks.multimodal.any_length import (
     find_row_count,
 )
 from t2n_llm.tasks.multimodal.blocks import blocks_filled_up
+from t2n_llm.tasks.multimodal.codes import CODE_TOKENS, code_tokens, codes_looked_up
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
 from t2n_llm.tasks.multimodal.examples import (
     SAMPLES,
@@ -257,8 +258,9 @@ def start_token_id(medium: Medium, config: Any) -> int | None:
 
 
 def _encoder(medium: Medium, network: Any, example: EncoderExample) -> Encoder:
-    def encode(pixels: torch.Tensor, known: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def encode(pixels: torch.Tensor, buffers: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         shape = pixels.shape
+        known = {name: value for name, value in buffers.items() if name != CODE_TOKENS}
         if medium.hears and fills_up_sound(network):
             return (filled_up_sound(network, pixels),)
         if (form := example.free_form) is not None:
@@ -267,6 +269,7 @@ def _encoder(medium: Medium, network: Any, example: EncoderExample) -> Encoder:
             _EveryImageIsReal(shape, alone=form is not None),
             positions_of_one_image(network),
             blocks_filled_up(network),
+            codes_looked_up(network, buffers),
             windows_filled_up(network, *example.grid(shape)) as further,
         ):
             given = {**example.named(medium.input_name, pixels), **known, **further}
@@ -278,7 +281,7 @@ def _encoder(medium: Medium, network: Any, example: EncoderExample) -> Encoder:
         first = _joined(found.pooler_output) if found.pooler_output is not None else torch.zeros_like(layered[0])
         return (first, *layered)
 
-    return Encoder(example.known, encode)
+    return Encoder({**example.known, **code_tokens(network)}, encode)
 
 
 def _further_rows(found: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from t2n_llm.graph.causal_lm import probe_states
 from t2n_llm.graph.options import DEFAULT_IMAGE_SIZE, GraphOptions
 from t2n_llm.model_graph import ModelGraph
 from t2n_llm.source.empty_model import MULTIMODAL_MODEL, take_buffers, tied_names
+from t2n_llm.tasks.multimodal.codes import codes_left_out
 from t2n_llm.tasks.multimodal.cross_attention import cross_names, reading_images
 from t2n_llm.tasks.multimodal.encoder import EncoderModule
 from t2n_llm.tasks.multimodal.family import (
@@ -139,7 +140,8 @@ class DecoderModule(nn.Module):
             options[SEEN_ROWS] = given[0][:, :, None]
         first = _taken_for_first_call() if self.bidirectional_prompts else nullcontext()
         added = _added_to_layers(self.network, dict(zip(self.deepstack, rows, strict=True)))
-        with added, reading_images(self.network, self.cross_layers, seen), first:
+        seeing = reading_images(self.network, self.cross_layers, seen)
+        with added, seeing, first, codes_left_out(self.network):
             states = dict(zip(self.slots, past, strict=True))
             logits, after = self.form.run(self.network, states, inputs_embeds=inputs_embeds, **options)
         return (logits, *(after[slot] for slot in self.slots))

@@ -134,3 +134,14 @@ def test_pytorch_is_fed_as_the_engine_is_where_that_changes_the_answer(kind: str
     assert result.validation is not None and result.validation.passed
     options = ValidateOptions(checking=CheckingOptions(decode_steps=8, device_map="disk"))
     assert validate_folder(result.output_dir, str(tmp_path / "model"), options=options).passed
+
+
+def test_tokens_that_both_exclude_count_for_neither_error_nor_scale() -> None:
+    least = np.finfo(np.float32).min
+    expected = np.array([1.0, least, 2.0, least], np.float32)
+    step = compare_step(0, np.array([1.0, least, 2.5, least], np.float32), expected)
+    assert (step.max_abs_error, step.scale) == (0.5, 2.0)
+    halves = compare_step(0, np.array([1.0, -65504.0, 2.0, -65504.0], np.float16), expected)
+    assert halves.max_abs_error == 0.0
+    one = compare_step(0, np.array([1.0, least, 2.0, 0.0], np.float32), expected)  # written after all
+    assert not one.agrees(Tolerance.for_dtype("f32"))
