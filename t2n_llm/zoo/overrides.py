@@ -462,8 +462,12 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "swa_v_head_dim": 16,
     },
     "emu3": {
-        "vq_config": {"base_channels": 32, "codebook_size": 64},
-        "vocabulary_map": {"<image>": 5, **{f"<|visual token {code:06}|>": 64 + code for code in range(64)}},
+        "vq_config": {"base_channels": 32, "codebook_size": 64, "hidden_size": 128},
+        "vocabulary_map": {
+            "<image>": 5,
+            "<|extra_200|>": 6,
+            **{f"<|visual token {code:06}|>": 64 + code for code in range(64)},
+        },
     },
     "falcon": {"new_decoder_architecture": True},
     "gemma3n_text": {

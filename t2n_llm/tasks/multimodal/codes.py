@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.nn.functional import pad
 
 CODE_TOKENS = "code_tokens"
 """What an encoder needs beside pixels: the token of each code, int64 [codes]."""
@@ -37,8 +38,13 @@ def codes_looked_up(network: Any, known: Mapping[str, torch.Tensor]) -> Iterator
     if CODE_TOKENS not in known:
         yield
         return
-    table = known[CODE_TOKENS]
-    with mock.patch.object(network.base_model.vocabulary_mapping, "convert_img2bpe", lambda codes: table[codes]):
+    mapping, table = network.base_model.vocabulary_mapping, known[CODE_TOKENS]
+    end_of_row = getattr(mapping, "eol_token_id", None)
+
+    def tokens_of(codes: torch.Tensor) -> torch.Tensor:
+        return table[codes] if end_of_row is None else pad(table[codes], (0, 1), value=end_of_row)
+
+    with mock.patch.object(mapping, "convert_img2bpe", tokens_of):
         yield
 
 

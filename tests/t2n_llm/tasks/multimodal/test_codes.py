@@ -29,6 +29,19 @@ def test_tokens_of_codes_come_from_a_table(model: Any) -> None:
     assert len(wanted.image_tokens.unique()) > 1
 
 
+def test_rows_of_codes_end_with_a_token_of_their_own() -> None:
+    model = build_tiny_model("emu3", task=IMAGE_TEXT_TO_TEXT)
+    family = family_of(model.config, 64)
+    assert family.rows_per_image == 8 * (8 + 1)
+    encoder, pixels = family.encoder(model), torch.randn(family.pixel_shape)
+    with torch.no_grad():
+        (found,) = encoder.encode(pixels, encoder.buffers)
+        (wanted,) = model.model.get_image_features(pixels, torch.tensor([[64, 64]]), return_dict=True).pooler_output
+        end = model.get_input_embeddings()(torch.tensor(6))
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(found[8::9], end.expand(8, -1))
+
+
 def test_tokens_that_are_never_written_are_one_range(model: Any) -> None:
     mapping, ids = model.model.vocabulary_mapping, torch.tensor([[3, 4, 5]])
     with torch.no_grad():
