@@ -89,6 +89,10 @@ class Family(Protocol):
         """What the decoder takes beside embeddings: `TOKEN_TYPES`, `POSITIONS`, `PER_LAYER`, `SEEN_ROWS` or nothing."""
 
     @property
+    def takes_ids(self) -> bool:
+        """Whether the decoder takes the tokens' ids, int64 [1, S], beside their embeddings too."""
+
+    @property
     def bidirectional_prompts(self) -> bool:
         """Whether each token of a prompt sees the whole prompt (PaliGemma); `TOKEN_TYPES` are 0 in it and 1 after it."""
 
@@ -208,6 +212,11 @@ class BaseFamily(ABC):
 
     medium: ClassVar[Medium] = IMAGES
     masked: ClassVar[bool] = False
+
+    @property
+    def takes_ids(self) -> bool:
+        """See `Family`: no."""
+        return False
 
     @property
     def bidirectional_prompts(self) -> bool:

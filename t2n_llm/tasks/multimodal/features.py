@@ -110,6 +110,11 @@ class FeatureFamily(BaseFamily):
         return TOKEN_TYPES if both_ways or TOKEN_TYPES in taken else None
 
     @property
+    def takes_ids(self) -> bool:
+        """See `Family`: for embeddings of n-grams (Qwen4-exp), which transformers finds by comparing embeddings else."""
+        return bool(getattr(self.config.get_text_config(), "ple_layer_ids", None))
+
+    @property
     def bidirectional_prompts(self) -> bool:
         """See `Family`."""
         return self.config.model_type in _WITH_BIDIRECTIONAL_PROMPTS

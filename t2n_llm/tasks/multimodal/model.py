@@ -90,6 +90,7 @@ class DecoderModule(nn.Module):
         form: StateForm,
         slots: tuple[Slot, ...],
         *,
+        takes_ids: bool = False,
         bidirectional_prompts: bool = False,
         cross_layers: tuple[int, ...] = (),
     ) -> None:
@@ -101,7 +102,7 @@ class DecoderModule(nn.Module):
             further: see `Family.decoder_input`.
             form: how it takes its states.
             slots: where it keeps its states, in the order of the inputs.
-            bidirectional_prompts, cross_layers: see `Family`.
+            takes_ids, bidirectional_prompts, cross_layers: see `Family`.
         """
         super().__init__()
         self.network = network
@@ -109,6 +110,7 @@ class DecoderModule(nn.Module):
         self.further = further
         self.form = form
         self.slots = slots
+        self.takes_ids = takes_ids
         self.bidirectional_prompts = bidirectional_prompts
         self.cross_layers = cross_layers
 
@@ -118,14 +120,15 @@ class DecoderModule(nn.Module):
         Args:
             inputs_embeds: [1, S, D], image rows put in.
             rest: rows [1, S, D] for each of `Family.deepstack_layers`, zeros where no image is; what else the family takes beside
-                embeddings; keys and values [rows, width] of each of `Family.cross_layers`; then the states. An image that is read
-                in both directions must be in one call, as a whole.
+                embeddings; ids [1, S], if `Family.takes_ids`; keys and values [rows, width] of each of `Family.cross_layers`;
+                then the states. An image that is read in both directions must be in one call, as a whole.
 
         Returns:
             The last position's logits [1, 1, vocab], then the states.
         """
         rows, rest = rest[: len(self.deepstack)], rest[len(self.deepstack) :]
         given, rest = (rest[:1], rest[1:]) if self.further else ((), rest)
+        ids, rest = (rest[0], rest[1:]) if self.takes_ids else (None, rest)
         seen, past = rest[: 2 * len(self.cross_layers)], rest[2 * len(self.cross_layers) :]
         options: dict[str, Any] = {"logits_to_keep": 1}
         if self.further in (POSITIONS, PER_LAYER):
@@ -141,7 +144,7 @@ class DecoderModule(nn.Module):
         first = _taken_for_first_call() if self.bidirectional_prompts else nullcontext()
         added = _added_to_layers(self.network, dict(zip(self.deepstack, rows, strict=True)))
         seeing = reading_images(self.network, self.cross_layers, seen)
-        with added, seeing, first, codes_left_out(self.network):
+        with added, seeing, first, _with_ids(self.network, ids), codes_left_out(self.network):
             states = dict(zip(self.slots, past, strict=True))
             logits, after = self.form.run(self.network, states, inputs_embeds=inputs_embeds, **options)
         return (logits, *(after[slot] for slot in self.slots))
@@ -165,6 +168,16 @@ def _added_to_layers(network: Any, rows: Mapping[int, torch.Tensor]) -> Iterator
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _with_ids(network: Any, ids: torch.Tensor | None) -> Iterator[None]:
+    """Let a decoder have the ids [1, S] of its tokens where it looks for the embeddings it is given in its table."""
+    if ids is None:
+        yield
+        return
+    with mock.patch.object(network.get_decoder(), "reverse_embedding", lambda _: ids):
+        yield
 
 
 @contextmanager
@@ -265,6 +278,7 @@ def typical_inputs(
         "inputs_embeds": torch.cat((seen, text), dim=1),
         **rows,
         TOKEN_TYPES: torch.tensor([[1] * counts[0] + [0] * counts[1]]),
+        "input_ids": torch.tensor([[*[tokens[0]] * counts[0], *tokens]]),
         POSITIONS: torch.arange(sum(counts)).expand(3, 1, -1),
         **{state.input_name: torch.from_numpy(state.at_start(1)) for state in part.states},
     }
@@ -304,6 +318,7 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
         text = config.get_text_config(decoder=True)
         sizes = (1, _STEPS, text.num_hidden_layers, text.hidden_size_per_layer_input)
         further = {PER_LAYER: meta(*sizes, of=dtype)}
+    tokens = {"input_ids": meta(1, _STEPS)} if family.takes_ids else {}
     before = {state.input_name: meta(*state.sizes(1, _PAST), of=state.torch_dtype) for state in states}
     embeds = {"inputs_embeds": meta(1, _STEPS, width, of=dtype)}
     slots = tuple(state.slot for state in states)
@@ -348,14 +363,15 @@ def _parts(network: Any, family: Family, dtype: torch.dtype, name: str, revision
             family.decoder_input,
             form,
             slots,
+            takes_ids=family.takes_ids,
             bidirectional_prompts=family.bidirectional_prompts,
             cross_layers=family.cross_layers,
         ),
-        inputs={**embeds, **rows, **further, **crossed, **before},
+        inputs={**embeds, **rows, **further, **tokens, **crossed, **before},
         handed=handed,
         output_names=("outputs", *(state.output_name for state in states)),
         dynamic_axes={
-            **{name: {1: "S"} for name in (*embeds, *rows)},
+            **{name: {1: "S"} for name in (*embeds, *rows, *tokens)},
             **{name: {_STEP_AXES.get(name, given.ndim - 1): "S"} for name, given in further.items()},
             **({SEEN_ROWS: {1: "S", 2: "I"}} if crossed else {}),
             **{name: {0: "I"} for name in crossed},

@@ -120,6 +120,7 @@ class MultimodalText:
         if self._family.cross_layers:
             further[SEEN_ROWS] = self._rows_seen(start, end)
         given = [array for name, array in further.items() if name == self._family.decoder_input]
+        given += [ids] if self._family.takes_ids else []
         self._past, self._seen = end, seen
         if self._decode is None:
             self._decode = self._begin(self._held())

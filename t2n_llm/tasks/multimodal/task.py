@@ -193,6 +193,7 @@ def connection(family: Family) -> dict[str, Any]:
         "deepstack": _DEEPSTACK if family.deepstack_layers else None,
         FRAME_MASK: _FRAME_MASK if family.masked else None,
         "token_type_ids": _TOKEN_TYPES[family.bidirectional_prompts] if further == TOKEN_TYPES else None,
+        "input_ids": "those of embed, for the decoder too" if family.takes_ids else None,
         "per_layer_inputs": "second output of embed" if further == PER_LAYER else None,
         "positions": _POSITIONS if further == POSITIONS else "counted by the decoder from its cache",
     }
