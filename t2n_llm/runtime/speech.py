@@ -19,10 +19,12 @@ from t2n_llm.export.folder import read_manifest
 from t2n_llm.export.manifest_form import require_said
 from t2n_llm.runtime.chat.template import ChatTemplate
 from t2n_llm.source.hub import load_tokenizer
+from t2n_llm.tasks.media.sound import read_waveform
 from t2n_llm.tasks.speech.arrays import Draws
 from t2n_llm.tasks.speech.plan import TEXT, WAVEFORM, Speaker, SpeechPlan
-from t2n_llm.tasks.speech.running import open_speech
+from t2n_llm.tasks.speech.running import SpeechModel, open_speech
 
+_SOUND = ".wav"
 _SAID = ("speech.sampling_rate", f"archives.{TEXT}", f"archives.{WAVEFORM}")
 
 
@@ -73,7 +75,8 @@ class SpeakingModel:
 
         Args:
             text: what is said.
-            speaker: number of a speaker, or an .npy file with a vector; None for the first speaker.
+            speaker: number of a speaker, an .npy file with a vector or vectors, or a WAV file with a voice, if the export has an
+                archive for it; None for the first speaker.
             seed: of the noise; the same seed gives the same waveform.
 
         Raises:
@@ -89,10 +92,26 @@ class SpeakingModel:
             raise OptionError(
                 f"the text has {ids.size} tokens, and the model reads at most {most}.", "Speak one sentence at a time."
             )
-        voice = voice_of(self.plan.speaker, None if numbered else speaker)
         with open_speech(self.archives, self.plan, EngineOptions(device=self.device)) as model:
+            voice = self._voice(model, None if numbered else speaker)
             waveform: np.ndarray = model.spoken(ids, voice, Draws(seed), words=words)[WAVEFORM][0]
         return waveform
+
+    def _voice(self, model: SpeechModel, speaker: str | None) -> np.ndarray | None:
+        frame = self.plan.speaker.frame if self.plan.speaker is not None else None
+        if frame is None or speaker is None or not speaker.lower().endswith(_SOUND):
+            return voice_of(self.plan.speaker, speaker)
+        (voice,) = model.heard(self._recording(speaker, frame)).values()
+        return voice
+
+    def _recording(self, file: str, frame: int) -> np.ndarray:
+        """Return a recording f32 [1, V, frame] as transformers' processor prepares it: it ends on a short pause."""
+        from transformers import PocketTTSFeatureExtractor
+
+        rate = self.plan.sampling_rate
+        prepare = PocketTTSFeatureExtractor(sampling_rate=rate, frame_size=frame, pad_to_multiple_of=frame)
+        made = prepare(read_waveform(file, rate), sampling_rate=rate)["input_values"]
+        return np.asarray(made, np.float32).reshape(1, -1, frame)
 
     def _read(self, text: str, speaker: str | None) -> tuple[np.ndarray, int]:
         """Return the tokens i64 [1, S] of a text, and how many words it has."""
@@ -124,7 +143,7 @@ def voice_of(speaker: Speaker | None, given: str | None) -> np.ndarray | None:
             raise OptionError("the model has one voice.", "Omit --speaker.")
         return None
     if speaker.width is not None:
-        return _vectors(speaker.width, given, rows=speaker.rows)
+        return _vectors(speaker.width, given, rows=speaker.rows, recorded=speaker.frame is not None)
     count = speaker.count or 1
     number = int(given) if given is not None and given.isdecimal() else 0 if given is None else -1
     if not 0 <= number < count:
@@ -132,7 +151,7 @@ def voice_of(speaker: Speaker | None, given: str | None) -> np.ndarray | None:
     return np.array([number], np.int64)
 
 
-def _vectors(width: int, given: str | None, *, rows: bool) -> np.ndarray:
+def _vectors(width: int, given: str | None, *, rows: bool, recorded: bool) -> np.ndarray:
     """Return a vector f32 [1, width], or [1, V, width] with rows."""
     wanted = f"rows of {width} floats" if rows else f"{width} floats"
     example = (
@@ -140,7 +159,9 @@ def _vectors(width: int, given: str | None, *, rows: bool) -> np.ndarray:
         if rows
         else "an x-vector of the model's data set"
     )
-    hint = f"Pass --speaker FILE.npy with {wanted}, such as {example}."
+    hint = (
+        f"Pass --speaker FILE.npy with {wanted}, such as {example}{'; or a recording, FILE.wav' if recorded else ''}."
+    )
     if given is None:
         raise OptionError("the model speaks with the voice of a file, and none was given.", hint)
     try:

@@ -11,7 +11,7 @@ import numpy as np
 
 from t2n_llm.tasks.speech.plan import NORMAL, UP, Durations, Noise, SpeechPlan
 
-_ROWS = 5  # of a voice, in checks
+_ROWS, _LOUDNESS = 5, 4.0  # of a voice, in checks
 
 
 class Draws:
@@ -51,6 +51,12 @@ def typical_speaker(plan: SpeechPlan) -> np.ndarray | None:
     if speaker.width is None:
         return np.array([(speaker.count or 1) - 1], np.int64)
     return Draws(0).normal((1, *((_ROWS,) if speaker.rows else ()), speaker.width))
+
+
+def typical_recording(plan: SpeechPlan, seed: int) -> np.ndarray | None:
+    """Return the recording of a check, f32 [1, V, frame]; None where no archive takes one."""
+    frame = plan.speaker.frame if plan.speaker is not None else None
+    return None if frame is None else Draws(seed).normal((1, _ROWS + seed, frame)) / np.float32(_LOUDNESS)
 
 
 def frames_of_tokens(rule: Durations, durations: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch
 from t2n_llm.check.agreement import CheckResult, Tolerance, ValidationReport, compare_values
 from t2n_llm.check.options import EngineOptions
 from t2n_llm.check.reference import CHECK_TEXT
-from t2n_llm.tasks.speech.arrays import Draws, typical_speaker
+from t2n_llm.tasks.speech.arrays import Draws, typical_recording, typical_speaker
 from t2n_llm.tasks.speech.family import SpeechFamily, Utterance, text_of
 from t2n_llm.tasks.speech.plan import CODES, DURATIONS, FRAMES, STATE, TEXT, SpeechPlan
 from t2n_llm.tasks.speech.running import Forced, open_speech
@@ -77,7 +77,9 @@ def run_speech_reference(family: SpeechFamily, model: Any, texts: Sequence[Spoke
 def _uttered(family: SpeechFamily, model: Any, text: SpokenText, speaker: np.ndarray | None) -> Utterance:
     voice = torch.from_numpy(speaker) if speaker is not None else None
     spoken = family.spoken(model, torch.from_numpy(text.ids), voice, Draws(text.seed))
-    return replace(spoken, made={**text_of(family, model, text.ids, speaker, text.seed), **spoken.made})
+    recording = typical_recording(family.plan, text.seed)
+    heard = {} if recording is None else family.heard(recording)
+    return replace(spoken, made={**text_of(family, model, text.ids, speaker, text.seed), **spoken.made, **heard})
 
 
 def check_speech(
@@ -113,6 +115,9 @@ def check_speech(
                 on_text(text.name)
             forced = Forced(*(wanted.made.get(name) for name in (DURATIONS, FRAMES, CODES)))
             got = model.spoken(text.ids, speaker, Draws(text.seed), forced)
+            recording = typical_recording(plan, text.seed)
+            if recording is not None:
+                got |= model.heard(recording)
             checks += [_compared(text, names, got, wanted.made, tolerance) for names in _groups(wanted.made)]
         asked = model.archives[TEXT].asked
         return ValidationReport(asked.engine_name, asked.engine_version, dtype, tolerance, tuple(checks))

@@ -125,6 +125,11 @@ class SpeechFamily(ABC):
             draws: whatever the model draws.
         """
 
+    def heard(self, recording: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Return what transformers makes of a recording f32 [1, V, frame], by name; nothing where no part takes one."""
+        del recording
+        return {}
+
     def own_vocoder(self) -> Vocoder:
         """Return the vocoder of a model that has none itself.
 

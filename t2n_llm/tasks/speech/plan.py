@@ -12,6 +12,9 @@ from typing import Any
 TEXT, STEP, CODE, SPECTROGRAM, WAVEFORM = "text", "step", "code", "spectrogram", "waveform"
 """Roles of the archives, in the order in which they run."""
 
+VOICE, RECORDING = "voice", "recording"
+"""The archive that makes vectors of a voice, and what it takes: f32 [1, V, frame]."""
+
 IDS, ROWS, DURATIONS, FRAMES = "input_ids", "rows", "durations", "frames"
 """Tensors between them: ids i64 [1, S], rows [1, S, D] of the text with a duration [1, S] each, frames [1, F, D]."""
 
@@ -61,12 +64,14 @@ class Speaker:
         count: how many speakers there are, where they are numbers, i64 [1]; else None.
         width: of a vector f32 [1, width]; None for numbers.
         rows: whether a voice is any number of such vectors, f32 [1, V, width].
+        frame: samples of a recording that become one of them; None where no archive makes them.
     """
 
     input: str
     count: int | None = None
     width: int | None = None
     rows: bool = False
+    frame: int | None = None
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ is a model beside it, as a vocoder is.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -32,11 +34,13 @@ from t2n_llm.tasks.speech.plan import (
     FRAMES,
     IDS,
     LENGTH,
+    RECORDING,
     STATE,
     STEP,
     STOP,
     TEXT,
     TOKENS,
+    VOICE,
     VOICE_LENGTH,
     WAVEFORM,
     Noise,
@@ -47,6 +51,7 @@ from t2n_llm.tasks.speech.plan import (
 )
 
 _VOICE, _NOISE, _ROLE = "audio_prompt_latents", "noise", "user"
+_OTHER_VOICES = "audio_prompt_dim"  # of configs whose voices are latents of another codec (Phonon)
 _PLACEHOLDERS = ("audio_prompt_bos_token_id", "audio_prompt_token_id", "audio_bos_token_id", "audio_latent_token_id")
 _PADDING = 3  # tokens before are padding and the like
 # What transformers takes where generation_config.json and processor_config.json say nothing.
@@ -78,7 +83,7 @@ class PocketTts(SpeechFamily):
         return SpeechPlan(
             sampling_rate=int(self.own_vocoder().config.sampling_rate),
             noise={_NOISE: Noise([1, config.latent_dim], self._noise_scale)},
-            speaker=Speaker(_VOICE, width=self._voice_width, rows=True),
+            speaker=Speaker(_VOICE, width=self._voice_width, rows=True, frame=self._frame),
             steps=self._steps,
             template=Template(_ROLE, left_out=sorted(self._placeholders)),
         )
@@ -119,7 +124,18 @@ class PocketTts(SpeechFamily):
                 (WAVEFORM,),
                 vocoder=vocoder,
             ),
+            *self._voice_part(codec),
         )
+
+    def _voice_part(self, codec: Any) -> tuple[SpeechPart, ...]:
+        if self._frame is None:
+            return ()
+        inputs: dict[str, tuple[int | str, ...]] = {RECORDING: (1, VOICE_LENGTH, self._frame)}
+        return (SpeechPart(VOICE, CodecEncoder(codec), inputs, (_VOICE,), vocoder=self.own_vocoder()),)
+
+    def heard(self, recording: np.ndarray) -> Mapping[str, np.ndarray]:
+        """See `SpeechFamily.heard`."""
+        return {_VOICE: CodecEncoder(vocoder_model(self.own_vocoder()))(torch.from_numpy(recording)).numpy()}
 
     def spoken(self, model: Any, ids: torch.Tensor, speaker: torch.Tensor | None, draws: Draws) -> Utterance:
         """See `SpeechFamily.spoken`."""
@@ -154,6 +170,13 @@ class PocketTts(SpeechFamily):
         return Utterance({name: tensor.numpy() for name, tensor in answer.items()}, largest_values(kept))
 
     @property
+    def _frame(self) -> int | None:
+        """Samples of a frame of the codec, if it makes the latents of voices too."""
+        codec = self.own_vocoder().config
+        makes_voices = not hasattr(self.config, _OTHER_VOICES) and codec.encoder_config is not None
+        return int(codec.frame_size) if makes_voices else None
+
+    @property
     def _steps(self) -> Steps:
         config, said = self.config, self.settings
         rate = float(config.frame_rate)
@@ -181,7 +204,7 @@ class PocketTts(SpeechFamily):
 
     @property
     def _voice_width(self) -> int:
-        return int(getattr(self.config, "audio_prompt_dim", self.config.latent_dim))
+        return int(getattr(self.config, _OTHER_VOICES, self.config.latent_dim))
 
     @property
     def _placeholders(self) -> set[int]:
@@ -260,6 +283,20 @@ class PocketTtsStep(nn.Module):
         return made[:, None], network.eos_head(hidden)[:, 0], *(after[slot] for slot in slots)
 
 
+class CodecEncoder(nn.Module):
+    """Makes latents of a recording."""
+
+    def __init__(self, network: Any) -> None:
+        """Wrap a codec."""
+        super().__init__()
+        self.network = network
+
+    def forward(self, recording: torch.Tensor) -> torch.Tensor:
+        """Return latents [1, V, D] of samples [1, V, frame]."""
+        latents: torch.Tensor = self.network.encode(recording.flatten(1)[:, None]).latents
+        return latents
+
+
 class CodecDecoder(nn.Module):
     """Makes a waveform of latents, faded in as `PocketTTSProcessor.decode` does."""
 
@@ -283,4 +320,4 @@ class CodecDecoder(nn.Module):
         return sound * loudness.clamp(max=1.0)
 
 
-__all__ = ["CodecDecoder", "PocketTts", "PocketTtsStep", "PocketTtsText", "prompt_of"]
+__all__ = ["CodecDecoder", "CodecEncoder", "PocketTts", "PocketTtsStep", "PocketTtsText", "prompt_of"]

@@ -28,6 +28,7 @@ from t2n_llm.tasks.speech.plan import (
     FRAMES,
     IDS,
     LENGTH,
+    RECORDING,
     ROWS,
     SPECTROGRAM,
     STATE,
@@ -35,6 +36,7 @@ from t2n_llm.tasks.speech.plan import (
     STOP,
     TEXT,
     TOKENS,
+    VOICE,
     WAVEFORM,
     Codes,
     SpeechPlan,
@@ -115,6 +117,17 @@ class SpeechModel:
             if role in self.archives:
                 known |= self._run(role, known, speaker, draws, sizes)
         return known
+
+    def heard(self, recording: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the vectors of a voice by name.
+
+        Args:
+            recording: f32 [1, V, frame].
+
+        Raises:
+            EngineError: the engine failed.
+        """
+        return self.archives[VOICE].run({RECORDING: recording})
 
     def _run(
         self,

@@ -28,6 +28,7 @@ from t2n_llm.runtime.sampling.settings import generation_settings
 from t2n_llm.runtime.speech import SpeakingModel
 from t2n_llm.source.hub import open_vocoder
 from t2n_llm.source.reference import SourceRef
+from t2n_llm.tasks.media.sound import read_waveform, write_waveform
 from t2n_llm.tasks.names import TEXT_TO_AUDIO
 from t2n_llm.tasks.speech.arrays import Draws, frames_of_tokens, typical_speaker
 from t2n_llm.tasks.speech.families import family_of
@@ -177,7 +178,7 @@ def test_a_model_of_several_speakers_and_plain_durations(tmp_path: Path) -> None
     result = export_llm(tmp_path / "model", tmp_path / "out", require_tokenizer=False, dtype="f32")
     assert result.validation is not None and result.validation.passed
     speech = json.loads((tmp_path / "out" / "export.json").read_text())["speech"]
-    assert speech["speaker"] == {"input": "speaker_id", "count": 3, "width": None, "rows": False}
+    assert speech["speaker"] == {"input": "speaker_id", "count": 3, "width": None, "rows": False, "frame": None}
     assert list(speech["noise"]) == ["noise"]
 
 
@@ -266,6 +267,30 @@ def _counting(_held: object, _states: object) -> Callable[[object], list[np.ndar
 
 
 _WITH_SOUND = "{{ messages[0]['content'][0]['text'] }}<sound>"
+
+
+def test_a_recording_is_a_voice(exported: Callable[[str], Exported], tmp_path: Path) -> None:
+    from transformers import PocketTTSAudioTokenizerModel, PocketTTSFeatureExtractor
+
+    made = exported(_POCKET)
+    folder = tmp_path / "out"
+    shutil.copytree(made.folder, folder)
+    _save_tokenizer(folder)
+    rate, recording = 24_000, tmp_path / "voice.wav"
+    write_waveform(recording, 0.3 * np.sin(np.arange(9_000) / 9).astype(np.float32), rate)
+    heard = PocketTTSFeatureExtractor()(read_waveform(recording, rate), sampling_rate=rate)["input_values"]
+    codec = PocketTTSAudioTokenizerModel.from_pretrained(made.vocoder)
+    with torch.no_grad():
+        np.save(tmp_path / "voice.npy", codec.encode(heard).latents.numpy())
+    model = SpeakingModel.open(folder)
+    said, wanted = (model.spoken("one two", speaker=str(tmp_path / name)) for name in ("voice.wav", "voice.npy"))
+    np.testing.assert_allclose(said, wanted, atol=2e-4)
+    assert not np.array_equal(said, model.spoken("one two", speaker=str(_louder(recording, tmp_path))))
+
+
+def _louder(recording: Path, folder: Path) -> Path:
+    write_waveform(folder / "louder.wav", 2 * read_waveform(recording, 24_000), 24_000)
+    return folder / "louder.wav"
 
 
 def _save_tokenizer(folder: Path, template: str = _WITH_SOUND) -> None:
