@@ -152,7 +152,7 @@ def generate(
     ] = None,
     speaker: Annotated[
         str | None,
-        typer.Option(metavar="N|FILE", help="Speaker: a number, or a vector in an .npy file.", rich_help_panel=_SPEECH),
+        typer.Option(metavar="N|FILE", help="Speaker: a number, an .npy file, or a WAV file.", rich_help_panel=_SPEECH),
     ] = None,
     device: DeviceOption = "cpu",
     as_json: JsonLinesOption = False,
