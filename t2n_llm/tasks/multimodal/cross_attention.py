@@ -121,22 +121,24 @@ class Mllama(BaseFamily):
         return given | {name: given[name].long() for name in (_RATIO, _TILES)}
 
 
-def rows_seen(is_image: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Return which rows of images each token of a text sees, f32 [S, rows], as transformers' `MllamaProcessor` says it.
+def rows_seen(is_image: np.ndarray, real: np.ndarray, tokens: np.ndarray | None = None) -> np.ndarray:
+    """Return which rows of images tokens of a text see, f32 [tokens, rows], as transformers' `MllamaProcessor` says it.
 
     Args:
         is_image: bool [S], where the tokens of images are.
         real: f32 [rows, 1], 1 for rows of tiles that are not empty; as many rows for each image.
+        tokens: numbers of tokens, int [tokens]; None for all of the text.
     """
+    tokens = np.arange(len(is_image)) if tokens is None else tokens
     places = np.flatnonzero(is_image)
-    seen = np.zeros((len(is_image), len(real)), np.float32)
+    seen = np.zeros((len(tokens), len(real)), np.float32)
     ends = [*places[1:], len(is_image)]
     for index in reversed(range(len(places) - 1)):
         if places[index] + 1 == places[index + 1]:  # images side by side are seen by what follows them all
             ends[index] = ends[index + 1]
     edges = pairwise(np.linspace(0, len(real), len(places) + 1).astype(int))
     for start, end, (first, last) in zip(places, ends, edges, strict=False):
-        seen[start:end, first:last] = real[first:last, 0]
+        seen[(tokens >= start) & (tokens < end), first:last] = real[first:last, 0]
     return seen
 
 

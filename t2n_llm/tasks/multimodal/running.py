@@ -135,8 +135,8 @@ class MultimodalText:
 
     def _rows_seen(self, start: int, end: int) -> np.ndarray:
         """Return `SEEN_ROWS` of tokens; after the prompt they see what its last one sees."""
-        seen = rows_seen(self._is_image, self._images[-1])
-        return seen[np.minimum(np.arange(start, end), len(seen) - 1)][None]
+        tokens = np.minimum(np.arange(start, end), len(self._is_image) - 1)
+        return rows_seen(self._is_image, self._images[-1], tokens)[None]
 
     def _places(self, start: int, end: int) -> np.ndarray:
         """Return the positions of tokens; after the prompt they count on in all coordinates."""

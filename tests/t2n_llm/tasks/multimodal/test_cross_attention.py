@@ -30,6 +30,8 @@ def test_tokens_see_the_tiles_that_transformers_says(is_image: list[bool], data:
     real = np.array([tile < count for count in counts for tile in range(_TILES)], np.float32).reshape(-1, 1)
     seen = rows_seen(np.array(is_image), real)
     assert seen.shape == (len(is_image), len(real))
+    some = np.arange(len(is_image) // 2, len(is_image))
+    np.testing.assert_array_equal(rows_seen(np.array(is_image), real, some), seen[some])
     if counts:
         sparse = get_cross_attention_token_mask([int(each) for each in is_image], 1)
         dense = convert_sparse_cross_attention_mask_to_dense([sparse], [counts], _TILES, len(is_image))
