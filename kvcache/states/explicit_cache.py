@@ -178,8 +178,6 @@ _NUMBERED = {"conv_state": "conv_states", "recurrent_state": "recurrent_states"}
 def _tell_keys(layer: Any, _: int, tensor: torch.Tensor) -> None:
     layer.dtype, layer.device = tensor.dtype, tensor.device
     layer.is_initialized = True
-    if layer.values is None:  # of no width, unless they follow
-        layer.values = tensor.new_zeros((*tensor.shape[:-1], 0))
 
 
 def _tell_indexer_keys(layer: Any, _: int, tensor: torch.Tensor) -> None:
@@ -217,6 +215,9 @@ def put_states(cache: Cache, states: Mapping[Slot, torch.Tensor]) -> None:
             getattr(layer, _NUMBERED[slot.kind])[slot.index] = tensor
         if slot.kind in _TOLD:
             _TOLD[slot.kind](layer, slot.index, tensor)
+    for slot, keys in states.items():
+        if slot.kind == "cache_key" and cache.layers[slot.layer].values is None:  # states of no width are left out
+            cache.layers[slot.layer].values = keys.new_zeros((*keys.shape[:-1], 0))
 
 
 def states_of(cache: Cache) -> States:
