@@ -53,7 +53,7 @@ def minimax_m3_mask(
     keys = keys.repeat_interleave(self.config.num_attention_heads // keys.shape[1], dim=1)
     if attention_mask is not None:
         keys = keys & (attention_mask if attention_mask.dtype is torch.bool else attention_mask == 0)
-    return torch.zeros(keys.shape, dtype=dtype, device=keys.device).masked_fill(~keys, torch.finfo(dtype).min)
+    return _added_to_scores(keys, dtype)
 
 
 @takes_cache
@@ -119,9 +119,12 @@ def glm5_keys(
 def glm5_mask(_: Any, topk_indices: torch.Tensor, query_states: torch.Tensor, kv_length: int) -> torch.Tensor:
     """GLM-5 Next: `Glm5NextTextAttention.build_attention_mask_from_topk` of what `glm5_keys` returns; added to the scores."""
     del kv_length
-    dtype = query_states.dtype
-    nothing = torch.zeros(topk_indices.shape, dtype=dtype, device=topk_indices.device)
-    return nothing.masked_fill(~topk_indices, torch.finfo(dtype).min)
+    return _added_to_scores(topk_indices, query_states.dtype)
+
+
+def _added_to_scores(keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return 0 for keys that are looked at, the least number of the type for others."""
+    return torch.zeros(keys.shape, dtype=dtype, device=keys.device).masked_fill(~keys, torch.finfo(dtype).min)
 
 
 def _keys_of_whole_blocks(scores: torch.Tensor, size: int, total: int, count: int, *, tail: bool) -> torch.Tensor:
@@ -135,9 +138,8 @@ def _keys_of_whole_blocks(scores: torch.Tensor, size: int, total: int, count: in
         tail: the tokens after a query's last whole block too, up to it.
     """
     steps = scores.shape[1]
-    seen = (torch.arange(total - steps, total, device=scores.device) + 1)[
-        None, :, None
-    ]  # tokens that a query may look at
+    # How many tokens a query may look at.
+    seen = (torch.arange(total - steps, total, device=scores.device) + 1)[None, :, None]
     number = torch.arange(scores.shape[-1], device=scores.device)[None, None, :]
     chosen = best(scores.masked_fill((number + 1) * size > seen, NEVER), count)
     keys = _keys_of(chosen, size, total)

@@ -166,9 +166,8 @@ def _begin_somewhere(model: Any) -> None:
     generation = getattr(model, "generation_config", None)
     if model.config.is_encoder_decoder and generation is not None and generation.decoder_start_token_id is None:
         generation.decoder_start_token_id = _FIRST_TOKEN
-    if generation is not None and _makes_latents(
-        model
-    ):  # as checkpoints have it: without noise, all speech of a text is the same
+    # Without noise, all speech of a text is the same; checkpoints have it.
+    if generation is not None and _makes_latents(model):
         generation.do_sample, generation.temperature = True, 0.7
 
 

@@ -6,18 +6,15 @@ holds one frame.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from kvcache.states.explicit_cache import ExplicitCache, states_of
-from kvcache.states.tensors import BATCH, PAST, Slot, StateTensor
-from t2n_llm.check.cache_range import largest_of_all, largest_values
 from t2n_llm.tasks.speech.arrays import Draws
+from t2n_llm.tasks.speech.decoder_cache import cache_states, filled_cache, handed_over, inputs_of, largest_in
 from t2n_llm.tasks.speech.family import TO_WAVEFORM, SpeechFamily, SpeechPart, Utterance
 from t2n_llm.tasks.speech.plan import (
     CODE,
@@ -25,7 +22,6 @@ from t2n_llm.tasks.speech.plan import (
     IDS,
     LENGTH,
     LOGITS,
-    STATE,
     STEP,
     TEXT,
     TOKENS,
@@ -35,7 +31,7 @@ from t2n_llm.tasks.speech.plan import (
     Template,
 )
 
-_KINDS, _CODE = ("key", "value"), "code_"
+_CODE = "code_"
 _OF_CODES = "depth_decoder_"  # how the settings of the second model begin
 _CHOOSING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
 _MOST_FRAMES, _MOST_CHECKED = 125, 16
@@ -74,12 +70,14 @@ class Csm(SpeechFamily):
     def parts(self, network: Any) -> tuple[SpeechPart, ...]:
         """See `SpeechFamily.parts`."""
         config = self.config
-        states, code_states = _states(config), _states(config.depth_decoder_config, _CODE)
-        cache, code_cache = _inputs_of(states), _inputs_of(code_states)
+        depth = config.depth_decoder_config
+        states = cache_states(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        code_states = cache_states(depth.num_hidden_layers, depth.num_key_value_heads, depth.head_dim, _CODE)
+        cache, code_cache = inputs_of(states), inputs_of(code_states)
         said = (LOGITS, *code_cache)
         return (
             SpeechPart(
-                TEXT, CsmText(network), {IDS: (1, TOKENS)}, (*said, *cache), handed=_handed(states + code_states)
+                TEXT, CsmText(network), {IDS: (1, TOKENS)}, (*said, *cache), handed=handed_over(states + code_states)
             ),
             SpeechPart(
                 STEP,
@@ -87,7 +85,7 @@ class Csm(SpeechFamily):
                 {CODES: (1, 1, config.num_codebooks), **cache},
                 (*said, *(state.output_name for state in states)),
                 states=states,
-                handed=_handed(code_states),
+                handed=handed_over(code_states),
             ),
             SpeechPart(
                 CODE,
@@ -118,9 +116,8 @@ class Csm(SpeechFamily):
         others = torch.cat(record.logits, dim=1).unflatten(1, (-1, self.config.num_codebooks - 1))
         logits = torch.cat([torch.stack(made.logits, dim=1)[:, :, None], others], dim=2)[0, : frames.shape[1]]
         answer = {LOGITS: logits.flatten(0, 1), CODES: frames, WAVEFORM: waveform}
-        caches = (made.cache, *record.caches)
-        largest = largest_of_all(largest_values(_numpy(states_of(cache))) for cache in caches)
-        return Utterance({name: tensor.numpy() for name, tensor in answer.items()}, largest)
+        made_of = {name: tensor.numpy() for name, tensor in answer.items()}
+        return Utterance(made_of, largest_in((made.cache, *record.caches)))
 
 
 def _choosing(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,41 +125,10 @@ def _choosing(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: settings[name] for name in _CHOOSING if name in settings}
 
 
-def _states(config: Any, of: str = "") -> tuple[StateTensor, ...]:
-    """Return the cache of a model; `of` is in the names of its tensors."""
-    shape = (BATCH, config.num_key_value_heads, PAST, config.head_dim)
-    return tuple(
-        StateTensor(
-            f"{STATE}{of}{kind}_{layer}", f"out_cache_{of}{kind}_{layer}", f"cache_{kind}", layer, shape, 2, "f32"
-        )
-        for layer in range(config.num_hidden_layers)
-        for kind in _KINDS
-    )
-
-
-def _inputs_of(states: Sequence[StateTensor]) -> dict[str, tuple[int | str, ...]]:
-    return {state.input_name: (1, *state.shape[1:]) for state in states}
-
-
-def _handed(states: Sequence[StateTensor]) -> dict[str, tuple[int, ...]]:
-    """Return example shapes of caches that a part makes for another one."""
-    return {state.input_name: tuple(size if isinstance(size, int) else 1 for size in state.shape) for state in states}
-
-
-def _numpy(states: Mapping[Slot, torch.Tensor]) -> dict[Slot, np.ndarray]:
-    return {slot: tensor.numpy() for slot, tensor in states.items()}
-
-
-def _cache(config: Any, states: Sequence[torch.Tensor] = ()) -> ExplicitCache:
-    """Return a cache with keys and values [1, H, P, D] of each layer."""
-    slots = [Slot(f"cache_{kind}", layer) for layer in range(len(states) // 2) for kind in _KINDS]
-    return ExplicitCache(config, dict(zip(slots, states, strict=True)))
-
-
 def _first_code(network: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return the logits [1, V] of a frame's first code, and the caches of the others after the hidden state [1, D]."""
     depth = network.depth_decoder
-    cache = _cache(depth.config)
+    cache = filled_cache(depth.config)
     placeholder = torch.zeros((1, 1), dtype=torch.int64, device=hidden.device)
     depth.model(input_ids=placeholder, backbone_last_hidden_state=hidden, cache=cache, use_cache=True)
     return network.lm_head(hidden), *cache.states().values()
@@ -179,7 +145,7 @@ class CsmText(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the logits [1, V] of the first code, the code cache, and the KV cache, for ids i64 [1, S]."""
         network = self.network
-        cache = _cache(network.config)
+        cache = filled_cache(network.config)
         embeds = network.embed_text_tokens(input_ids)
         hidden = network.backbone_model(inputs_embeds=embeds, cache=cache, use_cache=True).last_hidden_state[:, -1]
         return *_first_code(network, hidden), *cache.states().values()
@@ -200,7 +166,7 @@ class CsmStep(nn.Module):
             codes: i64 [1, 1, K].
             states: keys and values [1, H, P, D] of each layer.
         """
-        network, cache = self.network, _cache(self.network.config, states)
+        network, cache = self.network, filled_cache(self.network.config, states)
         hidden = network.backbone_model(input_ids=codes, cache=cache, use_cache=True).last_hidden_state[:, -1]
         return *_first_code(network, hidden), *cache.states().values()
 
@@ -221,7 +187,7 @@ class CsmCode(nn.Module):
             states: keys and values [1, H, P, D] of each layer.
         """
         depth = self.network.depth_decoder
-        cache = _cache(depth.config, states)
+        cache = filled_cache(depth.config, states)
         made = depth(input_ids=code, cache=cache, use_cache=True, logits_to_keep=1)
         return made.logits[:, -1], *cache.states().values()
 

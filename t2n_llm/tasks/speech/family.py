@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from unittest import mock
 
@@ -147,6 +148,16 @@ class SpeechFamily(ABC):
                 f"Use {self.usual_vocoder}, or the vocoder that was trained with the model.",
             )
         return self.vocoder
+
+    @cached_property
+    def vocoder_network(self) -> Any:
+        """transformers' model of the vocoder beside it, in f32 with its weights, read once.
+
+        Raises:
+            OptionError: see `own_vocoder`.
+            CorruptCheckpointError: the checkpoint lacks some.
+        """
+        return vocoder_model(self.own_vocoder())
 
     def refuse_vocoder(self) -> None:
         """Refuse a vocoder beside a model that makes waveforms.

@@ -19,7 +19,6 @@ from t2n_llm.tasks.speech.family import (
     Utterance,
     VocoderModule,
     spectrogram_shape,
-    vocoder_model,
     vocoder_part,
 )
 from t2n_llm.tasks.speech.plan import (
@@ -110,7 +109,7 @@ class FastSpeech2(SpeechFamily):
         return Utterance({WAVEFORM: self._heard(made).numpy()})
 
     def _heard(self, made: Any) -> torch.Tensor:
-        waveform: torch.Tensor = vocoder_model(self.own_vocoder())(made.spectrogram)
+        waveform: torch.Tensor = self.vocoder_network(made.spectrogram)
         return waveform
 
 

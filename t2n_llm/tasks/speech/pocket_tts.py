@@ -15,19 +15,16 @@ import torch
 from torch import nn
 
 from generic_export.errors import OptionError
-from kvcache.states.explicit_cache import ExplicitCache
-from kvcache.states.tensors import BATCH, PAST, Slot, StateTensor
-from t2n_llm.check.cache_range import largest_values
 from t2n_llm.source.empty_model import instantiate
 from t2n_llm.source.vocoder import CODECS
 from t2n_llm.tasks.speech.arrays import Draws
+from t2n_llm.tasks.speech.decoder_cache import cache_states, filled_cache, handed_over, inputs_of, largest_in
 from t2n_llm.tasks.speech.family import (
     TO_WAVEFORM,
     SpeechFamily,
     SpeechPart,
     Utterance,
     drawn_from,
-    vocoder_model,
 )
 from t2n_llm.tasks.speech.plan import (
     FRAME,
@@ -35,7 +32,6 @@ from t2n_llm.tasks.speech.plan import (
     IDS,
     LENGTH,
     RECORDING,
-    STATE,
     STEP,
     STOP,
     TEXT,
@@ -91,15 +87,8 @@ class PocketTts(SpeechFamily):
     def parts(self, network: Any) -> tuple[SpeechPart, ...]:
         """See `SpeechFamily.parts`."""
         config, vocoder = self.config, self.own_vocoder()
-        shape = (config.num_key_value_heads, PAST, config.head_dim)
-        states = tuple(
-            StateTensor(
-                f"{STATE}{kind}_{layer}", f"out_cache_{kind}_{layer}", f"cache_{kind}", layer, (BATCH, *shape), 2, "f32"
-            )
-            for layer in range(config.num_hidden_layers)
-            for kind in ("key", "value")
-        )
-        cache = tuple(state.input_name for state in states)
+        states = cache_states(config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        cache = inputs_of(states)
         frame: tuple[int | str, ...] = (1, 1, config.latent_dim)
         codec = instantiate(vocoder.kind, vocoder.config, torch.float32, "eager", "eager", trust_remote_code=False)
         return (
@@ -108,12 +97,12 @@ class PocketTts(SpeechFamily):
                 PocketTtsText(network),
                 {IDS: (1, TOKENS), _VOICE: (1, VOICE_LENGTH, self._voice_width)},
                 (FRAME, *cache),
-                handed=dict.fromkeys(cache, (1, config.num_key_value_heads, 1, config.head_dim)),
+                handed=handed_over(states),
             ),
             SpeechPart(
                 STEP,
                 PocketTtsStep(network, self._flow_steps),
-                {FRAME: frame, _NOISE: (1, config.latent_dim), **dict.fromkeys(cache, (1, *shape))},
+                {FRAME: frame, _NOISE: (1, config.latent_dim), **cache},
                 (FRAMES, STOP, *(state.output_name for state in states)),
                 states=states,
             ),
@@ -135,7 +124,7 @@ class PocketTts(SpeechFamily):
 
     def heard(self, recording: np.ndarray) -> Mapping[str, np.ndarray]:
         """See `SpeechFamily.heard`."""
-        return {_VOICE: CodecEncoder(vocoder_model(self.own_vocoder()))(torch.from_numpy(recording)).numpy()}
+        return {_VOICE: CodecEncoder(self.vocoder_network)(torch.from_numpy(recording)).numpy()}
 
     def spoken(self, model: Any, ids: torch.Tensor, speaker: torch.Tensor | None, draws: Draws) -> Utterance:
         """See `SpeechFamily.spoken`."""
@@ -160,14 +149,9 @@ class PocketTts(SpeechFamily):
                 return_dict_in_generate=True,
                 output_logits=True,
             )
-        waveform = CodecDecoder(vocoder_model(self.own_vocoder()), self._fade_seconds)(made.audio_latents)
+        waveform = CodecDecoder(self.vocoder_network, self._fade_seconds)(made.audio_latents)
         answer = {FRAMES: made.audio_latents, STOP: torch.cat(made.logits), WAVEFORM: waveform}
-        kept = {
-            Slot(f"cache_{kind}", index): tensor.numpy()
-            for index, layer in enumerate(made.cache.layers)
-            for kind, tensor in (("key", layer.keys), ("value", layer.values))
-        }
-        return Utterance({name: tensor.numpy() for name, tensor in answer.items()}, largest_values(kept))
+        return Utterance({name: tensor.numpy() for name, tensor in answer.items()}, largest_in((made.cache,)))
 
     @property
     def _frame(self) -> int | None:
@@ -240,7 +224,7 @@ class PocketTtsText(nn.Module):
         """
         network = self.network
         ids = prompt_of(network.config, input_ids, voice)
-        cache = ExplicitCache(network.config)
+        cache = filled_cache(network.config)
         network.model(input_ids=ids, audio_prompt_latents=voice, cache=cache, use_cache=True)
         first = network.denormalize_latents(network.model.bos_latent)[None, None]
         return first, *cache.states().values()
@@ -271,16 +255,14 @@ class PocketTtsStep(nn.Module):
             The next latent [1, 1, latent], the logit [1] that speech ends with it, then the states after it.
         """
         network = self.network
-        slots = [Slot(f"cache_{kind}", layer) for layer in range(len(states) // 2) for kind in ("key", "value")]
-        cache = ExplicitCache(network.config, dict(zip(slots, states, strict=True)))
+        cache = filled_cache(network.config, states)
         ids = torch.full((1, 1), network.config.audio_latent_token_id, dtype=torch.int64, device=frame.device)
         latent = (frame - network.latent_mean) / network.latent_std
         hidden = network.model(input_ids=ids, audio_latents=latent, cache=cache, use_cache=True).last_hidden_state[
             :, -1
         ]
         made = network.denormalize_latents(network.sample_latent(hidden, noise, self._flow_steps))
-        after = cache.states()
-        return made[:, None], network.eos_head(hidden)[:, 0], *(after[slot] for slot in slots)
+        return made[:, None], network.eos_head(hidden)[:, 0], *cache.states().values()
 
 
 class CodecEncoder(nn.Module):

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from kvcache.states.tensors import BATCH, PAST, Slot, StateTensor
+from kvcache.states.tensors import Slot
 from t2n_llm.check.cache_range import largest_values
 from t2n_llm.tasks.seq2seq.model import CROSS_KEY, CROSS_VALUE, pair_of_caches, states_of_pair
 from t2n_llm.tasks.speech.arrays import Draws, drawn
+from t2n_llm.tasks.speech.decoder_cache import cache_states, inputs_of
 from t2n_llm.tasks.speech.family import (
     TO_SPECTROGRAM,
     SpeechFamily,
     SpeechPart,
     Utterance,
-    vocoder_model,
     vocoder_part,
 )
 from t2n_llm.tasks.speech.plan import (
@@ -79,17 +79,13 @@ class SpeechT5(SpeechFamily):
         heads = config.decoder_attention_heads
         width = config.hidden_size // heads
         cross = tuple(f"{kind}_{layer}" for layer in layers for kind in (CROSS_KEY, CROSS_VALUE))
-        states = tuple(
-            StateTensor(f"in_{kind}_{layer}", f"out_{kind}_{layer}", kind, layer, (BATCH, heads, PAST, width), 2, "f32")
-            for layer in layers
-            for kind in ("cache_key", "cache_value")
-        )
+        states = cache_states(config.decoder_layers, heads, width)
         inputs: dict[str, tuple[int | str, ...]] = {
             FRAME: (1, 1, config.num_mel_bins),
             _DROPOUT: tuple(self.plan.noise[_DROPOUT].shape),
             _SPEAKER: (1, config.speaker_embedding_dim),
             **dict.fromkeys(cross, (1, heads, TOKENS, width)),
-            **{state.input_name: (1, *state.shape[1:]) for state in states},
+            **inputs_of(states),
         }
         outputs = (FRAMES, STOP, *(state.output_name for state in states))
         return (
@@ -116,7 +112,7 @@ class SpeechT5(SpeechFamily):
                 threshold=_THRESHOLD,
                 minlenratio=float(self.config.reduction_factor),  # a step for each token, whatever random weights say
                 maxlenratio=_MOST_FRAMES_PER_TOKEN,
-                vocoder=vocoder_model(self.own_vocoder()),
+                vocoder=self.vocoder_network,
             )
         made = {FRAMES: record.frames[0], STOP: torch.stack(record.stops), WAVEFORM: waveform[None]}
         kept = {slot: tensor.numpy() for slot, tensor in states_of_pair(record.cache).items()}
